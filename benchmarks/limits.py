@@ -1,10 +1,10 @@
-"""The limits in benchmarks/LIMITS.md: what this machine's core, and the work itself, allow. One line for each figure.
+"""The limits in benchmarks/LIMITS.md: the rates of this machine's cores, and the work of a step. A line for each figure.
 
-python benchmarks/limits.py                    # all parts, about 2 minutes on one core
-python benchmarks/limits.py --parts rates      # rates data step losses lorm
+python benchmarks/limits.py                    # both parts, about 2 minutes on one core
+python benchmarks/limits.py --parts rates
 
-Times are the least of several repeats, on one thread except the rates (--threads): a limit is what the machine can do.
-FLOPs and bytes are counts (benchmarks/operations.py).
+Rates are from the least time of several repeats: a limit is what the machine can do. FLOPs and bytes are counts
+(benchmarks/operations.py).
 """
 
 import argparse
@@ -17,16 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.measure import machine
 from benchmarks.operations import Recorder
-from benchmarks.peer_steps import STEPS, losses_alone
-from data.images import decode
-from data.transforms import TrainTransform, _warp
+from benchmarks.peer_steps import STEPS
 
 MIB = 2**20
 
@@ -64,35 +60,6 @@ def rates(args: argparse.Namespace) -> dict[str, float]:
         figures[f"{name}, float32, in cache, million/s"] = 2**16 / seconds(work, repeats=1000) / 1e6
     fresh = seconds(lambda: torch.full((64 * MIB,), 1.0))
     figures["first write to fresh memory, GB/s"] = 4 * 64 * MIB / fresh / 1e9
-    return figures
-
-
-def data(args: argparse.Namespace) -> dict[str, float]:
-    """Measure decoding and one warp of the images and maps of CamVid and the ScribbleSup sample."""
-    figures = {}
-    maps = {
-        "CamVid": (("JPEGImages", "image"), ("SegmentationClass", "label")),
-        "ScribbleSup": (
-            ("JPEGImages", "image"),
-            ("pascal_2012_scribble", "label"),
-            ("bmp_pseudolabel", "pseudo"),
-            ("distance_map", "distance_s"),
-            ("distance_pseudo", "distance_c"),
-        ),
-    }
-    for name, folder, crop in (("CamVid", "camvid", 480), ("ScribbleSup", "scribblesup_sample", 465)):
-        for kind_folder, kind in maps[name]:
-            paths = sorted((args.data / folder / kind_folder).iterdir())[::24]
-            values = [decode(path) for path in paths]
-            figures[f"{name} {kind}: bytes of a file"] = float(np.mean([path.stat().st_size for path in paths]))
-            figures[f"{name} {kind}: bytes decoded"] = float(np.mean([value.nbytes for value in values]))
-            figures[f"{name} {kind}: decode, ms"] = 1e3 * float(np.mean([seconds(partial(decode, p)) for p in paths]))
-            rng = np.random.default_rng(0)
-            warps = []
-            for value in values * 4:
-                matrix = TrainTransform(crop)._matrix(*value.shape[:2], rng)
-                warps.append(seconds(partial(_warp, {kind: np.ascontiguousarray(value)}, matrix, crop)))
-            figures[f"{name} {kind}: warp to {crop}, ms"] = 1e3 * float(np.mean(warps))
     return figures
 
 
@@ -134,53 +101,16 @@ def step(args: argparse.Namespace) -> dict[str, float]:
     return figures
 
 
-def losses(args: argparse.Namespace) -> dict[str, float]:
-    """Count the bytes of the losses without LoRM, from logits at stride 8 to their gradient."""
-    figures = {}
-    for batchsize, classes in ((4, 21), (2, 150)):
-        sizes = argparse.Namespace(batchsize=batchsize, crop_size=465, numclasses=classes, amp="none")
-        name = f"losses, batch {batchsize}, crop 465, {classes} classes"
-        full = 4 * batchsize * classes * 465**2
-        low = 4 * batchsize * classes * 59**2
-        figures[f"{name}: full-size logits in float32, MiB"] = full / MIB
-        figures[f"{name}: least, MiB moved"] = (2 * low + 4 * batchsize * 465**2) / MIB  # logits, gradient, four maps
-        figures[f"{name}: exponentials, million"] = full / 4e6
-        for way, plain in (("ours", False), ("plain", True)):
-            recorder = Recorder()
-            losses_alone(sizes, recorder, plain)
-            figures[f"{name}: {way}, MiB moved"] = sum(op.bytes for op in recorder.operations) / MIB
-            figures[f"{name}: {way}, peak, MiB"] = recorder.peak / MIB
-    return figures
-
-
-def lorm(args: argparse.Namespace) -> dict[str, float]:
-    """Count LoRM's FLOPs at 59x59, batch 2, 2048 channels, forward and backward: six products and two convolutions."""
-    positions, channels, batchsize, share = 59 * 59, 2048, 2, 0.25
-    products = 6 * 2 * batchsize * positions**2 * channels
-    convolution = 3 * 2 * batchsize * positions * channels**2
-    full, foreground = products + 2 * convolution, share * products + (1 + share) * convolution
-    return {
-        "LoRM, all queries, GFLOP": full / 1e9,
-        "LoRM, queries of the foreground, GFLOP": foreground / 1e9,
-        "LoRM, all over foreground": full / foreground,
-        "LoRM, one attention map in float32, MiB": 4 * batchsize * positions**2 / MIB,
-    }
-
-
-PARTS = {"rates": rates, "data": data, "step": step, "losses": losses, "lorm": lorm}
+PARTS = {"rates": rates, "step": step}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="[all]")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="for rates [1 2]")
-    parser.add_argument(
-        "--data", type=Path, default=Path("../shared/data"), help="folder of camvid/ and scribblesup_sample/"
-    )
     parser.add_argument("--out", type=Path, help="JSON file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    cv2.setNumThreads(0)
     print(machine())
     figures: dict[str, float] = {}
     for name in args.parts:

@@ -1,4 +1,4 @@
-r"""LoRM's loss with its gradients: ours against the release's form written plainly, in turn.
+"""LoRM's loss with its gradients: ours against the release's form written plainly, in turn.
 
 python benchmarks/lorm.py
 python benchmarks/lorm.py --share 1 --rounds 3    # every position is foreground
@@ -6,13 +6,12 @@ python benchmarks/lorm.py --share 1 --rounds 3    # every position is foreground
 The plain form computes all H*W x H*W cosines of 1x1 convolutions, their softmax, and sets the rows outside the
 foreground to 0. Both get the same features in channels-last order, in which the plain form is faster too. The products
 of "bf16" ways are under autocast. The script checks value and gradients of each way against the plain form's in
-float64. The limit counts multiply-adds alone; rates of products of these shapes are printed last.
+float64.
 """
 
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -83,31 +82,6 @@ def check(results: dict[str, list[Tensor]], reference: list[Tensor]) -> None:
             raise SystemExit(f"{name} differs: {errors}")
 
 
-def limit(share: float) -> float:
-    """Return the plain form's multiply-adds over ours. Its six products with HW^2 are of all queries."""
-    positions = SIDE * SIDE
-    queries = round(share * positions)
-    plain = 6 * positions * CHANNELS**2 + 6 * positions**2 * CHANNELS
-    ours = 3 * (queries + positions) * CHANNELS**2 + 6 * queries * positions * CHANNELS
-    return plain / ours
-
-
-def print_rates(share: float) -> None:
-    """Print the rates of products, in GFLOP/s, that bound both ways."""
-    positions, padded = SIDE * SIDE, -(-SIDE * SIDE // 16) * 16
-    query, key = torch.randn(round(share * positions), CHANNELS), torch.randn(positions, CHANNELS)
-    for dtype in (torch.float32, torch.bfloat16):
-        for name, columns in (("rows of scores", positions), ("rows of scores, aligned", padded)):
-            out = torch.empty(len(query), columns, dtype=dtype)[:, :positions]
-            a, b = query.to(dtype), key.to(dtype)
-            seconds = []
-            for _ in range(4):
-                began = time.process_time()
-                torch.mm(a, b.T, out=out)
-                seconds.append(time.process_time() - began)
-            print(f"{dtype}, {name}: {2 * len(a) * len(b) * CHANNELS / min(seconds) / 1e9:.0f} GFLOP/s")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.25, help="of the positions that are foreground [%(default)s]")
@@ -127,8 +101,6 @@ def main() -> None:
         title = f"scope {scope}, {args.share:g} foreground"
         print(table(figures, baseline="plain float32", title=title))
         saved[title] = figures
-    print(f"by multiply-adds: {limit(args.share):.2f}")
-    print_rates(args.share)
     save(args.out, saved)
 
 
