@@ -36,11 +36,15 @@ OVERWRITES = ("copy_", "fill_", "zero_")  # do not read what they write
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation as dispatched. reads, writes: {storage: bytes} of its operands and results."""
+    """An operation as dispatched. reads, writes: {storage: bytes} of its operands and results.
+
+    useful: the FLOPs, without a convolution's products with padding.
+    """
 
     name: str
     kind: str
     flops: int
+    useful: float
     dtype: torch.dtype  # of its first floating-point operand
     tf32: bool  # whether float32 operands may be rounded to TF32
     pointwise: bool
@@ -140,6 +144,7 @@ class Recorder(AbsentGPU):
                 name,
                 kind,
                 meter.flops - flops,
+                _unpadded(name, args) * (meter.flops - flops),
                 floats[0] if floats else torch.float32,
                 backend.fp32_precision == "tf32",  # type: ignore[attr-defined]
                 pointwise or (kind == "batch norm" and not of_batch and not name.endswith("_backward")),
@@ -153,7 +158,7 @@ class Recorder(AbsentGPU):
         for value in (*read, *written):
             self.meter.hold(value, value.untyped_storage().nbytes())
         reads, writes = self._bytes(read), self._bytes(written)
-        self.operations.append(Operation(name, name, 0, torch.float32, False, False, False, reads, writes))
+        self.operations.append(Operation(name, name, 0, 0, torch.float32, False, False, False, reads, writes))
 
     def _bytes(self, tensors: list[Tensor]) -> dict[int, int]:
         """Return {storage: bytes touched}; an expanded dimension is touched once."""
@@ -175,6 +180,20 @@ def _split(func, args: tuple, kwargs: dict) -> tuple[list[Tensor], list[Tensor]]
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         (written if is_written else read).extend(_tensors(value))
     return written, read
+
+
+def _unpadded(name: str, args: tuple) -> float:
+    """Return the share of a convolution's products whose operand is not padding; 1 for other operations."""
+    if name not in ("convolution", "convolution_backward"):
+        return 1.0
+    image, weight, geometry = (*args[:2], args[3:6]) if name == "convolution" else (*args[1:3], args[4:7])
+    share = 1.0
+    for axis, (stride, padding, dilation) in enumerate(zip(*geometry, strict=True), start=2):
+        side, taps = image.shape[axis], weight.shape[axis]
+        size = (side + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+        places = [out * stride - padding + tap * dilation for out in range(size) for tap in range(taps)]
+        share *= sum(0 <= place < side for place in places) / len(places)
+    return share
 
 
 def _tensors(values: Any) -> list[Tensor]:

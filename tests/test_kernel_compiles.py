@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-triton = pytest.importorskip("triton", reason="needs Triton")
+pytest.importorskip("triton", reason="needs Triton")
+import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
