@@ -203,7 +203,7 @@ def speed(machine: Machine, *, compiled: bool = False) -> str:
     lines = []
     for amp in amps[-1:] if compiled else amps:
         found = {name: _measured(machine, make) for name, make in _ways(machine, amp, compiled).items()}
-        machine.figures |= {f"{name}, --amp {amp}": measured for name, measured in found.items()}
+        machine.figures.update({f"{name}, --amp {amp}": measured for name, measured in found.items()})
         peer, ours = found["torchvision"], found["deeplabv3"]
         lines.append(f"--amp {amp}: {peer['ms'] / ours['ms']:.2f} times torchvision's speed")
         lines[-1] += f", {ours['gib'] / peer['gib']:.2f} of its memory" if machine.on_gpu else ""
@@ -223,7 +223,7 @@ def _ways(machine: Machine, amp: str, compiled: bool) -> dict[str, Callable[[], 
     if machine.on_gpu:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         size = {"batchsize": 16 if memory > 38 else 8 if memory > 20 else 4, "crop_size": 465}
-    machine.figures |= size
+    machine.figures.update(size)
     options: dict = size | {"device": machine.device, "amp": amp, "compiled": compiled}
     ours = {name: partial(step.ours, name, **options) for name in step.MODEL_TYPES}
     return {"torchvision": partial(step.torchvision_loop, **options)} | ours
@@ -264,7 +264,7 @@ def loader_rate(machine: Machine) -> str:
     counts: list[int] = []
     seconds = _seconds(machine, lambda: counts.extend(len(to_device(b, machine.device)["image"]) for b in batches), 1)
     rate, workers = sum(counts) / seconds, train_loader.num_workers
-    machine.figures |= {"images_per_s": rate, "workers": workers}
+    machine.figures.update(images_per_s=rate, workers=workers)
     return f"{rate:.0f} images/s of the demo with {workers} workers (steps: see speed)"
 
 
@@ -277,6 +277,6 @@ def scaling(machine: Machine) -> str:
         statistics.median(_metrics(_train(machine, f"scaling_{in_all}", *words, in_all=in_all), "images_per_s")[2:])
         for in_all in (False, True)
     )
-    machine.figures |= {"one": one, "all": many}
+    machine.figures.update({"one": one, "all": many})
     size = machine.num_processes
     return f"{one:.1f} images/s on 1, {many:.1f} on {size}: {many / one / size:.0%} of linear scaling"
