@@ -26,18 +26,18 @@ from measure import add_flags, measure, save, table
 from models.foreground import Foreground
 from models.lorm import LoRM
 
-BATCH, CHANNELS, SIDE = 2, 2048, 59
+BATCH, CHANNELS = 2, 2048
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16}
 TOLERANCE = {"float32": 3e-5, "bf16": 2e-2}  # gradients of q and k are small differences of large sums
 
 
-def inputs(scope: str, share: float) -> tuple[LoRM, Tensor, Tensor]:
+def inputs(scope: str, share: float, side: int) -> tuple[LoRM, Tensor, Tensor]:
     """Return LoRM, features that have a common part and zeros as a backbone's have, and the mask (B, H*W)."""
     torch.manual_seed(0)
     module = LoRM(CHANNELS, scope)
     torch.nn.init.constant_(module.gamma, 0.8)  # at its start of 1, terms of its gradient cancel
-    x = (torch.randn(BATCH, CHANNELS, SIDE, SIDE) + 2 * torch.rand(CHANNELS, 1, 1)).relu()
-    mask = torch.rand(BATCH, SIDE * SIDE).argsort(1) < round(share * SIDE * SIDE)
+    x = (torch.randn(BATCH, CHANNELS, side, side) + 2 * torch.rand(CHANNELS, 1, 1)).relu()
+    mask = torch.rand(BATCH, side * side).argsort(1) < round(share * side * side)
     return module, x.to(memory_format=torch.channels_last), mask
 
 
@@ -52,13 +52,13 @@ def plain_loss(module: LoRM, x: Tensor, mask: Tensor) -> Tensor:
     return (squares * mask.unsqueeze(-1) if module.scope == "foreground" else squares).sum()
 
 
-def prepare(ours: bool, precision: str, scope: str, share: float) -> Callable[[], list[Tensor]]:
+def prepare(ours: bool, precision: str, scope: str, share: float, side: int) -> Callable[[], list[Tensor]]:
     """Return a function that computes the loss and its gradients, and returns the loss and parts of the gradients."""
-    module, x, mask = inputs(scope, share)
+    module, x, mask = inputs(scope, share, side)
     x = x.to(DTYPES[precision]).requires_grad_()
     module = module.double() if precision == "float64" else module
     foreground = Foreground(mask.nonzero()[:, 1].contiguous(), mask.sum(1).tolist())
-    by_all = 1 / (BATCH * CHANNELS * SIDE * SIDE)
+    by_all = 1 / (BATCH * CHANNELS * side * side)
 
     def work() -> list[Tensor]:
         x.grad = None
@@ -85,6 +85,7 @@ def check(results: dict[str, list[Tensor]], reference: list[Tensor]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.25, help="of the positions that are foreground [%(default)s]")
+    parser.add_argument("--side", type=int, default=59, help="of the square of positions [%(default)s]")
     add_flags(parser, "lorm")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -92,12 +93,12 @@ def main() -> None:
     saved = {}
     for scope in ("foreground", "all"):
         ways = {
-            f"{name} {precision}": partial(prepare, name == "ours", precision, scope, args.share)
+            f"{name} {precision}": partial(prepare, name == "ours", precision, scope, args.share, args.side)
             for precision in ("float32", "bf16")
             for name in ("plain", "ours")
         }
         figures, results = measure(ways, rounds=args.rounds, threads=args.threads)
-        check(results, prepare(False, "float64", scope, args.share)())
+        check(results, prepare(False, "float64", scope, args.share, args.side)())
         title = f"scope {scope}, {args.share:g} foreground"
         print(table(figures, baseline="plain float32", title=title))
         saved[title] = figures
