@@ -2,6 +2,7 @@
 
 python benchmarks/lorm.py
 python benchmarks/lorm.py --share 1 --rounds 3    # every position is foreground
+python benchmarks/lorm.py --side 33 --rounds 1    # seconds
 
 The plain form computes all H*W x H*W cosines of 1x1 convolutions, their softmax, and sets the rows outside the
 foreground to 0. Both get the same features in channels-last order, in which the plain form is faster too. The products
