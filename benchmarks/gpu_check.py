@@ -130,12 +130,11 @@ def describe(device: str) -> dict:
     """Return what a figure depends on: versions, cards and driver."""
     about = {"python": platform.python_version(), "system": platform.platform(), "torch": torch.__version__}
     about["commit"] = output_of("git", "describe", "--always", "--dirty")
-    try:
+    about["triton"] = "not installed"
+    with suppress(ImportError):
         import triton
 
         about["triton"] = triton.__version__
-    except ImportError:
-        about["triton"] = "not installed"
     if device == "cuda":
         about |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
         about["gpus"] = output_of(

@@ -23,7 +23,6 @@ from torch.utils.data import default_collate
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import config
 import utils
-from data.loader import keep_freed_memory
 from data.transforms import MEAN_COLOUR
 from distributed.group import Group
 
@@ -68,10 +67,8 @@ def opencv_sample(dataset, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray
     )
 
 
-def opencv(words: tuple[str, ...], num: int, our_allocator: bool = False):
+def opencv(words: tuple[str, ...], num: int):
     loader = train_loader(words, workers=1)  # never started: the allocator stays as Python sets it
-    if our_allocator:
-        keep_freed_memory()
     keys = list(loader.sampler)
 
     def work():
@@ -144,7 +141,6 @@ def main() -> None:
     check_equal(dense)
     ways = {
         "opencv": partial(opencv, dense, num),
-        "opencv, our allocator's settings": partial(opencv, dense, num, our_allocator=True),
         "ours": partial(ours, dense, num),
         "ours, with colour": partial(ours, (*dense, *COLOUR), num),
         "torchvision": partial(torchvision, dense, num),

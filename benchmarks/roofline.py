@@ -17,7 +17,6 @@ next; all other operations stand alone. Memory is as dispatched, without compila
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.measure import save
 from benchmarks.operations import Operation, Recorder
 from benchmarks.peer_steps import STEPS
 
@@ -146,10 +146,7 @@ def main() -> None:
         STEPS[name](args, recorder)
         figures[name] = report(name, recorder, device, args.kinds)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(
-            json.dumps({"command": sys.argv, "device": str(device), "figures": figures}, indent=1) + "\n"
-        )
+        save(args.out, figures)
 
 
 if __name__ == "__main__":
