@@ -19,15 +19,22 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks import gpu_parts
-from benchmarks.gpu_parts import PARTS, Machine, Skipped
+from benchmarks import gpu_parts as parts
+from benchmarks import gpu_runs as runs
 
+ORDER = (
+    *(parts.kernel, parts.losses, parts.fused_blocks, parts.batch_norm, parts.lorm, runs.loader, runs.ranks),
+    *(runs.deterministic_resume, runs.compiled, runs.waits_and_memory, runs.cuda_graph),
+    *(runs.speed, runs.compiled_speed, runs.loader_rate, runs.scaling),
+)
+PARTS: dict[str, Callable[[parts.Machine], str]] = {part.__name__: part for part in ORDER}
 PART_SECONDS, ALL_SECONDS = 240, 600  # the most that a part may take, and all parts together
 RESULT = "gpu_check: "  # begins a part's last line
 
@@ -43,7 +50,7 @@ def main() -> int:
         print(f"torch {torch.__version__} finds no GPU: install its CUDA build and a driver, or use --device cpu")
         return 2
     if args.here:
-        return run_here(args.parts[0], Machine.of(args.device, Path(args.here)))
+        return run_here(args.parts[0], parts.Machine.of(args.device, Path(args.here)))
     try:
         args.out.write_text("")  # fail now, not after all parts
     except OSError as error:
@@ -79,7 +86,7 @@ def run_apart(name: str, device: str, folder: Path, left: float) -> dict:
     environment = dict(os.environ)
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    options = {"env": environment, "cwd": gpu_parts.ROOT, "start_new_session": True}
+    options = {"env": environment, "cwd": runs.ROOT, "start_new_session": True}
     part = subprocess.Popen(
         [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace", **options
     )
@@ -107,16 +114,15 @@ def kill(part: subprocess.Popen) -> None:
         part.kill()
 
 
-def run_here(name: str, machine: Machine) -> int:
-    figures: dict = {}
+def run_here(name: str, machine: parts.Machine) -> int:
     try:
-        text, status = PARTS[name](machine, figures), "ok"
-    except Skipped as reason:
+        text, status = PARTS[name](machine), "ok"
+    except parts.Skipped as reason:
         text, status = str(reason), "skipped"
     except Exception as error:
         traceback.print_exc()
         text, status = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200], "FAILED"
-    print(f"{RESULT}{json.dumps({'status': status, 'text': text, 'figures': figures})}", flush=True)
+    print(f"{RESULT}{json.dumps({'status': status, 'text': text, 'figures': machine.figures})}", flush=True)
     return 0
 
 
@@ -124,12 +130,11 @@ def describe(device: str) -> dict:
     """Return what a figure depends on: versions, cards and driver."""
     about = {"python": platform.python_version(), "system": platform.platform(), "torch": torch.__version__}
     about["commit"] = output_of("git", "describe", "--always", "--dirty")
-    try:
+    about["triton"] = "not installed"
+    with suppress(ImportError):
         import triton
 
         about["triton"] = triton.__version__
-    except ImportError:
-        about["triton"] = "not installed"
     if device == "cuda":
         about |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
         about["gpus"] = output_of(
@@ -141,7 +146,7 @@ def describe(device: str) -> dict:
 def output_of(*command: str) -> str:
     """Return what a program prints, "unknown" if it is not installed."""
     try:
-        return subprocess.run(command, cwd=gpu_parts.ROOT, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True).stdout.strip()
     except FileNotFoundError:
         return "unknown"
 

@@ -1,32 +1,23 @@
-"""The limits in benchmarks/LIMITS.md: what this machine's core, and the work itself, allow. One line for each figure.
+"""The rates of this machine's cores, for benchmarks/LIMITS.md: copies, matrix products and pointwise operations.
 
-python benchmarks/limits.py                    # all parts, about 2 minutes on one core
-python benchmarks/limits.py --parts rates      # rates data step losses lorm
+python benchmarks/limits.py    # about 2 minutes on one core
 
-Times are the least of several repeats, on one thread except the rates (--threads): a limit is what the machine can do.
-FLOPs and bytes are counts (benchmarks/operations.py).
+Rates are from the least time of several repeats: a limit is what the machine can do. benchmarks/roofline.py counts the
+work of a step.
 """
 
 import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import cv2
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.measure import machine
-from benchmarks.operations import Recorder
-from benchmarks.peer_steps import STEPS, losses_alone
-from data.images import decode
-from data.transforms import TrainTransform, _warp
+from benchmarks.measure import machine, save
 
 MIB = 2**20
 
@@ -43,12 +34,12 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
     return best
 
 
-def rates(args: argparse.Namespace) -> dict[str, float]:
+def rates(all_threads: list[int]) -> dict[str, float]:
     """Measure memory bandwidth and the rate of matrix products."""
     figures = {}
     source = torch.zeros(256 * MIB, dtype=torch.uint8)
     target = torch.ones_like(source)
-    for threads in args.threads:
+    for threads in all_threads:
         torch.set_num_threads(threads)
         copy = seconds(lambda: target.copy_(source))
         figures[f"copy, {threads} threads, GB/s read and written"] = 2 * source.nbytes / copy / 1e9
@@ -67,130 +58,17 @@ def rates(args: argparse.Namespace) -> dict[str, float]:
     return figures
 
 
-def data(args: argparse.Namespace) -> dict[str, float]:
-    """Measure decoding and one warp of the images and maps of CamVid and the ScribbleSup sample."""
-    figures = {}
-    maps = {
-        "CamVid": (("JPEGImages", "image"), ("SegmentationClass", "label")),
-        "ScribbleSup": (
-            ("JPEGImages", "image"),
-            ("pascal_2012_scribble", "label"),
-            ("bmp_pseudolabel", "pseudo"),
-            ("distance_map", "distance_s"),
-            ("distance_pseudo", "distance_c"),
-        ),
-    }
-    for name, folder, crop in (("CamVid", "camvid", 480), ("ScribbleSup", "scribblesup_sample", 465)):
-        for kind_folder, kind in maps[name]:
-            paths = sorted((args.data / folder / kind_folder).iterdir())[::24]
-            values = [decode(path) for path in paths]
-            figures[f"{name} {kind}: bytes of a file"] = float(np.mean([path.stat().st_size for path in paths]))
-            figures[f"{name} {kind}: bytes decoded"] = float(np.mean([value.nbytes for value in values]))
-            figures[f"{name} {kind}: decode, ms"] = 1e3 * float(np.mean([seconds(partial(decode, p)) for p in paths]))
-            rng = np.random.default_rng(0)
-            warps = []
-            for value in values * 4:
-                matrix = TrainTransform(crop)._matrix(*value.shape[:2], rng)
-                warps.append(seconds(partial(_warp, {kind: np.ascontiguousarray(value)}, matrix, crop)))
-            figures[f"{name} {kind}: warp to {crop}, ms"] = 1e3 * float(np.mean(warps))
-    return figures
-
-
-class WithoutPadding(Recorder):
-    """A Recorder that also counts the FLOPs of convolutions whose operand is not padding: `useful`."""
-
-    useful = 0.0
-
-    def record(self, func, args: tuple, kwargs: dict, result: Any) -> None:
-        before = self.meter.flops
-        super().record(func, args, kwargs, result)
-        name = func._schema.name
-        if name not in ("aten::convolution", "aten::convolution_backward"):
-            return
-        image, weight, rest = (*args[:2], args[3:]) if name == "aten::convolution" else (*args[1:3], args[4:])
-        share = 1.0
-        for axis, (stride, padding, dilation) in enumerate(zip(*rest[:3], strict=True), start=2):
-            side, taps = image.shape[axis], weight.shape[axis]
-            size = (side + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-            places = [out * stride - padding + tap * dilation for out in range(size) for tap in range(taps)]
-            share *= sum(0 <= place < side for place in places) / len(places)
-        self.useful += share * (self.meter.flops - before)
-
-
-def step(args: argparse.Namespace) -> dict[str, float]:
-    """Count the FLOPs of a training step: of convolutions, of these without padding, and of matrix products."""
-    figures = {}
-    for name in ("deeplabv3", "res50_ASPP_lorm"):
-        for batchsize, crop in ((2, 193), (16, 465)):
-            recorder = WithoutPadding()
-            sizes = argparse.Namespace(batchsize=batchsize, crop_size=crop, numclasses=21, amp="none")
-            STEPS[name](sizes, recorder)
-            title = f"{name}, batch {batchsize}, crop {crop}"
-            for kind in ("convolutions", "matrix products"):
-                flops = sum(op.flops for op in recorder.operations if op.kind == kind)
-                figures[f"{title}: {kind}, GFLOP"] = flops / 1e9
-            figures[f"{title}: convolutions without padding, GFLOP"] = recorder.useful / 1e9
-            figures[f"{title}: moved, GiB"] = sum(op.bytes for op in recorder.operations) / 2**30
-    return figures
-
-
-def losses(args: argparse.Namespace) -> dict[str, float]:
-    """Count the bytes of the losses without LoRM, from logits at stride 8 to their gradient."""
-    figures = {}
-    for batchsize, classes in ((4, 21), (2, 150)):
-        sizes = argparse.Namespace(batchsize=batchsize, crop_size=465, numclasses=classes, amp="none")
-        name = f"losses, batch {batchsize}, crop 465, {classes} classes"
-        full = 4 * batchsize * classes * 465**2
-        low = 4 * batchsize * classes * 59**2
-        figures[f"{name}: full-size logits in float32, MiB"] = full / MIB
-        figures[f"{name}: least, MiB moved"] = (2 * low + 4 * batchsize * 465**2) / MIB  # logits, gradient, four maps
-        figures[f"{name}: exponentials, million"] = full / 4e6
-        for way, plain in (("ours", False), ("plain", True)):
-            recorder = Recorder()
-            losses_alone(sizes, recorder, plain)
-            figures[f"{name}: {way}, MiB moved"] = sum(op.bytes for op in recorder.operations) / MIB
-            figures[f"{name}: {way}, peak, MiB"] = recorder.peak / MIB
-    return figures
-
-
-def lorm(args: argparse.Namespace) -> dict[str, float]:
-    """Count LoRM's FLOPs at 59x59, batch 2, 2048 channels, forward and backward: six products and two convolutions."""
-    positions, channels, batchsize, share = 59 * 59, 2048, 2, 0.25
-    products = 6 * 2 * batchsize * positions**2 * channels
-    convolution = 3 * 2 * batchsize * positions * channels**2
-    full, foreground = products + 2 * convolution, share * products + (1 + share) * convolution
-    return {
-        "LoRM, all queries, GFLOP": full / 1e9,
-        "LoRM, queries of the foreground, GFLOP": foreground / 1e9,
-        "LoRM, all over foreground": full / foreground,
-        "LoRM, one attention map in float32, MiB": 4 * batchsize * positions**2 / MIB,
-    }
-
-
-PARTS = {"rates": rates, "data": data, "step": step, "losses": losses, "lorm": lorm}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="[all]")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="for rates [1 2]")
-    parser.add_argument(
-        "--data", type=Path, default=Path("../shared/data"), help="folder of camvid/ and scribblesup_sample/"
-    )
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="[1 2]")
     parser.add_argument("--out", type=Path, help="JSON file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    cv2.setNumThreads(0)
     print(machine())
-    figures: dict[str, float] = {}
-    for name in args.parts:
-        part = PARTS[name](args)
-        figures |= part
-        for figure, value in part.items():
-            print(f"{figure}: {value:.4g}", flush=True)
+    figures = rates(args.threads)
+    print("\n".join(f"{name}: {value:.4g}" for name, value in figures.items()))
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=1) + "\n")
+        save(args.out, figures)
 
 
 if __name__ == "__main__":

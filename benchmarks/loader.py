@@ -1,12 +1,11 @@
-"""Images a second of the training loader on one core, against OpenCV, torchvision and the release's way.
+"""Images a second of the training loader on one core, against OpenCV and torchvision.
 
 python benchmarks/loader.py
 
 Dense: CamVid, crop 480. "opencv" reads image and mask with cv2.imread and warps each once, with our matrices: no
 checks, no blur, no batch. "torchvision" decodes and augments uint8 tensors with transforms.v2: scale, rotation, crop,
-flip. Recipe: ScribblePseudoDsDc at crop 465, one real sample repeated. "release" is a plain form of the published
-loader: five files, each map resized, mirrored, rotated, padded and cropped in turn, then blur, normalisation and a
-float batch. Ours is the loader as train.py uses it, with --workers 0: checks, blur, counts, and whole batches of 16.
+flip. Recipe: ScribblePseudoDsDc at crop 465, one real sample repeated. Ours is the loader as train.py uses it, with
+--workers 0: checks, blur, counts, and whole batches of 16.
 """
 
 import argparse
@@ -19,20 +18,16 @@ import cv2
 import numpy as np
 import torch
 from measure import add_flags, measure, ratios, save, spread
-from PIL import Image
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import config
 import utils
-from data.loader import keep_freed_memory
 from data.transforms import MEAN_COLOUR
 from distributed.group import Group
 
 BATCH = 16
-MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
 COLOUR = ("--brightness", "0.3", "--contrast", "0.3", "--saturation", "0.3", "--hue", "0.02")
-RELEASE_FOLDERS = ("pascal_2012_scribble", "bmp_pseudolabel", "distance_map", "distance_pseudo")
 
 
 def train_loader(words: tuple[str, ...], workers: int = 0):
@@ -72,10 +67,8 @@ def opencv_sample(dataset, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray
     )
 
 
-def opencv(words: tuple[str, ...], num: int, our_allocator: bool = False):
+def opencv(words: tuple[str, ...], num: int):
     loader = train_loader(words, workers=1)  # never started: the allocator stays as Python sets it
-    if our_allocator:
-        keep_freed_memory()
     keys = list(loader.sampler)
 
     def work():
@@ -114,50 +107,6 @@ def torchvision(words: tuple[str, ...], num: int):
     return work
 
 
-def release_sample(root: Path, name: str, size: int, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    maps = [np.array(Image.open(root / "JPEGImages" / f"{name}.jpg").convert("RGB"))]
-    maps += [np.array(Image.open(root / folder / f"{name}.png")) for folder in RELEASE_FOLDERS]
-    outside = [MEAN_COLOUR, 255, 255, 0, 0]
-    methods = [cv2.INTER_LINEAR] + 4 * [cv2.INTER_NEAREST]
-    scale = rng.uniform(0.5, 2.0)
-    maps = [
-        cv2.resize(each, None, fx=scale, fy=scale, interpolation=by) for each, by in zip(maps, methods, strict=True)
-    ]
-    if rng.random() < 0.5:
-        maps = [cv2.flip(values, 1) for values in maps]
-    if rng.random() < 0.5:
-        height, width = maps[0].shape[:2]
-        matrix = cv2.getRotationMatrix2D((width / 2, height / 2), rng.uniform(-10, 10), 1)
-        maps = [
-            cv2.warpAffine(values, matrix, (width, height), flags=by, borderValue=fill)
-            for values, by, fill in zip(maps, methods, outside, strict=True)
-        ]
-    height, width = maps[0].shape[:2]
-    down, right = max(0, size - height), max(0, size - width)
-    sides = (down // 2, down - down // 2, right // 2, right - right // 2)
-    maps = [
-        cv2.copyMakeBorder(values, *sides, cv2.BORDER_CONSTANT, value=fill) if down or right else values
-        for values, fill in zip(maps, outside, strict=True)
-    ]
-    top, left = (int(rng.integers(0, side - size + 1)) for side in maps[0].shape[:2])
-    maps = [values[top : top + size, left : left + size] for values in maps]
-    if rng.random() < 0.5:
-        maps[0] = cv2.GaussianBlur(maps[0], (5, 5), 0)
-    maps[0] = ((np.float32(maps[0]) / 255 - MEAN) / STD).transpose(2, 0, 1)
-    maps[3:] = [values[..., 0] if values.ndim == 3 else values for values in maps[3:]]
-    return {str(number): torch.from_numpy(values.copy()) for number, values in enumerate(maps)}
-
-
-def release(root: Path, name: str, num: int):
-    rng = np.random.default_rng(0)
-
-    def work():
-        for _ in range(num):
-            default_collate([release_sample(root, name, 465, rng) for _ in range(BATCH)])
-
-    return work
-
-
 def check_equal(words: tuple[str, ...]) -> None:
     """Compare a batch of ours, without blur, with OpenCV's way: every pixel must be equal."""
     loader = train_loader(words)
@@ -192,7 +141,6 @@ def main() -> None:
     check_equal(dense)
     ways = {
         "opencv": partial(opencv, dense, num),
-        "opencv, our allocator's settings": partial(opencv, dense, num, our_allocator=True),
         "ours": partial(ours, dense, num),
         "ours, with colour": partial(ours, (*dense, *COLOUR), num),
         "torchvision": partial(torchvision, dense, num),
@@ -206,12 +154,11 @@ def main() -> None:
         recipe: tuple[str, ...] = ("--dataset_path", str(args.scribblesup), "--list_path", lists, "--crop_size", "465")
         stored = ("--distancemap_s", "distance_map", "--distancemap_c", "distance_pseudo")
         ways = {
-            "release": partial(release, args.scribblesup, name, num),
             "ours, maps computed": partial(ours, recipe, num),
             "ours, maps stored": partial(ours, (*recipe, *stored), num),
         }
         recipe_figures, _ = measure(ways, **options)
-    report(recipe_figures, "release", num)
+    report(recipe_figures, "ours, maps stored", num)
     save(args.out, {"dense": figures, "recipe": recipe_figures})
 
 

@@ -1,18 +1,18 @@
-r"""LoRM's loss with its gradients: ours against the release's form written plainly, in turn.
+"""LoRM's loss with its gradients: ours against the release's form written plainly, in turn.
 
 python benchmarks/lorm.py
 python benchmarks/lorm.py --share 1 --rounds 3    # every position is foreground
+python benchmarks/lorm.py --side 33 --rounds 1    # seconds
 
 The plain form computes all H*W x H*W cosines of 1x1 convolutions, their softmax, and sets the rows outside the
 foreground to 0. Both get the same features in channels-last order, in which the plain form is faster too. The products
 of "bf16" ways are under autocast. The script checks value and gradients of each way against the plain form's in
-float64. The limit counts multiply-adds alone; rates of products of these shapes are printed last.
+float64.
 """
 
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,18 +27,18 @@ from measure import add_flags, measure, save, table
 from models.foreground import Foreground
 from models.lorm import LoRM
 
-BATCH, CHANNELS, SIDE = 2, 2048, 59
+BATCH, CHANNELS = 2, 2048
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16}
 TOLERANCE = {"float32": 3e-5, "bf16": 2e-2}  # gradients of q and k are small differences of large sums
 
 
-def inputs(scope: str, share: float) -> tuple[LoRM, Tensor, Tensor]:
+def inputs(scope: str, share: float, side: int) -> tuple[LoRM, Tensor, Tensor]:
     """Return LoRM, features that have a common part and zeros as a backbone's have, and the mask (B, H*W)."""
     torch.manual_seed(0)
     module = LoRM(CHANNELS, scope)
     torch.nn.init.constant_(module.gamma, 0.8)  # at its start of 1, terms of its gradient cancel
-    x = (torch.randn(BATCH, CHANNELS, SIDE, SIDE) + 2 * torch.rand(CHANNELS, 1, 1)).relu()
-    mask = torch.rand(BATCH, SIDE * SIDE).argsort(1) < round(share * SIDE * SIDE)
+    x = (torch.randn(BATCH, CHANNELS, side, side) + 2 * torch.rand(CHANNELS, 1, 1)).relu()
+    mask = torch.rand(BATCH, side * side).argsort(1) < round(share * side * side)
     return module, x.to(memory_format=torch.channels_last), mask
 
 
@@ -53,13 +53,13 @@ def plain_loss(module: LoRM, x: Tensor, mask: Tensor) -> Tensor:
     return (squares * mask.unsqueeze(-1) if module.scope == "foreground" else squares).sum()
 
 
-def prepare(ours: bool, precision: str, scope: str, share: float) -> Callable[[], list[Tensor]]:
+def prepare(ours: bool, precision: str, scope: str, share: float, side: int) -> Callable[[], list[Tensor]]:
     """Return a function that computes the loss and its gradients, and returns the loss and parts of the gradients."""
-    module, x, mask = inputs(scope, share)
+    module, x, mask = inputs(scope, share, side)
     x = x.to(DTYPES[precision]).requires_grad_()
     module = module.double() if precision == "float64" else module
     foreground = Foreground(mask.nonzero()[:, 1].contiguous(), mask.sum(1).tolist())
-    by_all = 1 / (BATCH * CHANNELS * SIDE * SIDE)
+    by_all = 1 / (BATCH * CHANNELS * side * side)
 
     def work() -> list[Tensor]:
         x.grad = None
@@ -83,34 +83,10 @@ def check(results: dict[str, list[Tensor]], reference: list[Tensor]) -> None:
             raise SystemExit(f"{name} differs: {errors}")
 
 
-def limit(share: float) -> float:
-    """Return the plain form's multiply-adds over ours. Its six products with HW^2 are of all queries."""
-    positions = SIDE * SIDE
-    queries = round(share * positions)
-    plain = 6 * positions * CHANNELS**2 + 6 * positions**2 * CHANNELS
-    ours = 3 * (queries + positions) * CHANNELS**2 + 6 * queries * positions * CHANNELS
-    return plain / ours
-
-
-def print_rates(share: float) -> None:
-    """Print the rates of products, in GFLOP/s, that bound both ways."""
-    positions, padded = SIDE * SIDE, -(-SIDE * SIDE // 16) * 16
-    query, key = torch.randn(round(share * positions), CHANNELS), torch.randn(positions, CHANNELS)
-    for dtype in (torch.float32, torch.bfloat16):
-        for name, columns in (("rows of scores", positions), ("rows of scores, aligned", padded)):
-            out = torch.empty(len(query), columns, dtype=dtype)[:, :positions]
-            a, b = query.to(dtype), key.to(dtype)
-            seconds = []
-            for _ in range(4):
-                began = time.process_time()
-                torch.mm(a, b.T, out=out)
-                seconds.append(time.process_time() - began)
-            print(f"{dtype}, {name}: {2 * len(a) * len(b) * CHANNELS / min(seconds) / 1e9:.0f} GFLOP/s")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.25, help="of the positions that are foreground [%(default)s]")
+    parser.add_argument("--side", type=int, default=59, help="of the square of positions [%(default)s]")
     add_flags(parser, "lorm")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -118,17 +94,15 @@ def main() -> None:
     saved = {}
     for scope in ("foreground", "all"):
         ways = {
-            f"{name} {precision}": partial(prepare, name == "ours", precision, scope, args.share)
+            f"{name} {precision}": partial(prepare, name == "ours", precision, scope, args.share, args.side)
             for precision in ("float32", "bf16")
             for name in ("plain", "ours")
         }
         figures, results = measure(ways, rounds=args.rounds, threads=args.threads)
-        check(results, prepare(False, "float64", scope, args.share)())
+        check(results, prepare(False, "float64", scope, args.share, args.side)())
         title = f"scope {scope}, {args.share:g} foreground"
         print(table(figures, baseline="plain float32", title=title))
         saved[title] = figures
-    print(f"by multiply-adds: {limit(args.share):.2f}")
-    print_rates(args.share)
     save(args.out, saved)
 
 

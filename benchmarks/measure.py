@@ -10,7 +10,7 @@ in the fresh process, it prepares the inputs and returns the function to measure
         print(table(figures, baseline="plain"))
         save(Path("benchmarks/raw/losses.json"), {"21 classes": figures})
 
-`command` makes such a function from a command line; its memory is not measured. Linux only: memory is read from /proc.
+Linux only: memory is read from /proc.
 """
 
 import argparse
@@ -28,7 +28,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def measure(
 
     A round calls the function `warm_up` times, then `calls` times on the clock; seconds are of one call. "cpu_s" is the
     process's CPU time with its children's, "wall_s" the time on the wall. "memory_mib" is the growth of the peak of
-    resident memory in one more call; memory=False leaves it out, as for a `command`. What the functions return must be
+    resident memory in one more call; memory=False leaves it out. What the functions return must be
     picklable.
     """
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # read when the child imports torch
@@ -100,18 +99,6 @@ def memory_growth(work: Callable[[], Any]) -> int:
     peak = _status_bytes("VmHWM")
     del result
     return peak - before
-
-
-def command(*words: str, cwd: str | None = None) -> Way:
-    """Return a way that runs a command, such as command("-c", "import torch") of this Python, without its output."""
-    return partial(_command, words, cwd)
-
-
-def _command(words: tuple[str, ...], cwd: str | None) -> Callable[[], None]:
-    def work() -> None:
-        subprocess.run([sys.executable, *words], cwd=cwd, check=True, stdout=subprocess.DEVNULL)
-
-    return work
 
 
 def ratios(figures: Figures, above: str, below: str, key: str = "cpu_s") -> list[float]:

@@ -1,6 +1,8 @@
 """The operations of a step on a GPU that is not there: FLOPs, bytes and live memory, as dispatched."""
 
+import itertools
 import math
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from benchmarks.absent_gpu import AbsentGPU
-from benchmarks.memory import Meter
 
 # Kinds by the beginning of the operation's name without its underscores; others are "pointwise", or their own name.
 KINDS = {
@@ -34,11 +36,15 @@ OVERWRITES = ("copy_", "fill_", "zero_")  # do not read what they write
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation as dispatched. reads, writes: {storage: bytes} of its operands and results."""
+    """An operation as dispatched. reads, writes: {storage: bytes} of its operands and results.
+
+    useful: the FLOPs, without a convolution's products with padding.
+    """
 
     name: str
     kind: str
     flops: int
+    useful: float
     dtype: torch.dtype  # of its first floating-point operand
     tf32: bool  # whether float32 operands may be rounded to TF32
     pointwise: bool
@@ -49,6 +55,43 @@ class Operation:
     @property
     def bytes(self) -> int:
         return sum(self.reads.values()) * (2 if self.reads_twice else 1) + sum(self.writes.values())
+
+
+class Meter:
+    """Counts FLOPs, and the bytes of meta tensors: `live` now, and at the `peak`.
+
+    FlopCounterMode would keep tensors of the backward pass alive, so this class calls torch's formulas. storages: the
+    number of each live storage, by its id.
+    """
+
+    def __init__(self) -> None:
+        self.flops = self.live = self.peak = 0
+        self.storages: dict[int, int] = {}
+        self._numbers = itertools.count()
+
+    def note(self, func, args: tuple, kwargs: dict, result) -> None:
+        """Count an operation's FLOPs and the tensors that it has made."""
+        if func.overloadpacket in flop_registry:
+            self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, Tensor) and value.is_meta:
+                self.hold(value, value.untyped_storage().nbytes())
+
+    def hold(self, value: Tensor, size: int) -> None:
+        """Count `size` bytes until the tensor's storage is freed. Views that share a storage count once."""
+        storage = value.untyped_storage()
+        key = id(storage)
+        if key in self.storages:
+            return
+
+        def free() -> None:
+            del self.storages[key]
+            self.live -= size
+
+        self.storages[key] = next(self._numbers)
+        weakref.finalize(storage, free).atexit = False
+        self.live += size
+        self.peak = max(self.peak, self.live)
 
 
 class Recorder(AbsentGPU):
@@ -101,6 +144,7 @@ class Recorder(AbsentGPU):
                 name,
                 kind,
                 meter.flops - flops,
+                _unpadded(name, args) * (meter.flops - flops),
                 floats[0] if floats else torch.float32,
                 backend.fp32_precision == "tf32",  # type: ignore[attr-defined]
                 pointwise or (kind == "batch norm" and not of_batch and not name.endswith("_backward")),
@@ -114,7 +158,7 @@ class Recorder(AbsentGPU):
         for value in (*read, *written):
             self.meter.hold(value, value.untyped_storage().nbytes())
         reads, writes = self._bytes(read), self._bytes(written)
-        self.operations.append(Operation(name, name, 0, torch.float32, False, False, False, reads, writes))
+        self.operations.append(Operation(name, name, 0, 0, torch.float32, False, False, False, reads, writes))
 
     def _bytes(self, tensors: list[Tensor]) -> dict[int, int]:
         """Return {storage: bytes touched}; an expanded dimension is touched once."""
@@ -136,6 +180,20 @@ def _split(func, args: tuple, kwargs: dict) -> tuple[list[Tensor], list[Tensor]]
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         (written if is_written else read).extend(_tensors(value))
     return written, read
+
+
+def _unpadded(name: str, args: tuple) -> float:
+    """Return the share of a convolution's products whose operand is not padding; 1 for other operations."""
+    if name not in ("convolution", "convolution_backward"):
+        return 1.0
+    image, weight, geometry = (*args[:2], args[3:6]) if name == "convolution" else (*args[1:3], args[4:7])
+    share = 1.0
+    for axis, (stride, padding, dilation) in enumerate(zip(*geometry, strict=True), start=2):
+        side, taps = image.shape[axis], weight.shape[axis]
+        size = (side + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+        places = [out * stride - padding + tap * dilation for out in range(size) for tap in range(taps)]
+        share *= sum(0 <= place < side for place in places) / len(places)
+    return share
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -72,10 +72,11 @@ def loss_and_gradient(
     chunks = zip(*(values.chunk(accum_steps) for values in batch.values()), strict=True)
     total = 0.0
     for micro_batch in (dict(zip(batch, chunk, strict=True)) for chunk in chunks):
-        with torch.set_grad_enabled(backward), autocast(cfg.amp, GROUP.device):
-            found = find_foreground(micro_batch, size=size, background=cfg.background_class)
-            outputs = model.train()(micro_batch["image"], foreground_of(found, GROUP.device))
-            loss, _ = criterion(outputs, micro_batch, counts)
+        found = find_foreground(micro_batch, size=size, background=cfg.background_class)
+        with torch.set_grad_enabled(backward):
+            with autocast(cfg.amp, GROUP.device):
+                outputs = model.train()(micro_batch["image"], foreground_of(found, GROUP.device))
+            loss, _ = criterion(outputs, micro_batch, counts)  # in float32, as in train.py
         total += loss.item()
         if backward:
             loss.backward()

@@ -3,6 +3,7 @@ r"""Time and memory of a training step on a GPU that is not there, by counting. 
 python benchmarks/roofline.py                                   # H100, float32, batch 16, crop 465, 21 classes
 python benchmarks/roofline.py --amp bf16 --steps res50_ASPP_lorm torchvision plain_losses
 python benchmarks/roofline.py --gpu rtx4090 --batchsize 4 --kinds 12
+python benchmarks/roofline.py --gpu cpu --batchsize 2 --crop_size 193    # one core: LIMITS.md
 
 The step runs on tensors without values (benchmarks/absent_gpu.py). Each operation takes the longest of: its bytes by
 the device's bandwidth, its FLOPs by the device's peak, and one call. It reads each operand once (batch norm in training
@@ -16,16 +17,15 @@ next; all other operations stand alone. Memory is as dispatched, without compila
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.measure import save
 from benchmarks.operations import Operation, Recorder
 from benchmarks.peer_steps import STEPS
 
@@ -108,12 +108,13 @@ def report(name: str, recorder: Recorder, device: Device, num_kinds: int) -> dic
         "ms_by_kind": {way: {kind: 1e3 * value for kind, value in times[way].items()} for way in times},
         "peak_gib": recorder.peak / 2**30,
         "tflop": sum(op.flops for op in operations) / 1e12,
+        "tflop_useful": sum(op.useful for op in operations) / 1e12,
         "gib_moved": sum(op.bytes for op in operations) / 2**30,
         "calls": len(operations),
     }
     print(
         f"| {name} | {figures['ms']['eager']:.1f} | {figures['ms']['compiled']:.1f} | {figures['peak_gib']:.1f} "
-        f"| {figures['tflop']:.2f} | {figures['gib_moved']:.0f} | {figures['calls']} |"
+        f"| {figures['tflop']:.3f} | {figures['tflop_useful']:.3f} | {figures['gib_moved']:.0f} | {figures['calls']} |"
     )
     for way in times if num_kinds else ():
         largest = sorted(times[way].items(), key=lambda item: -item[1])[:num_kinds]
@@ -125,9 +126,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="[all]")
     parser.add_argument("--gpu", choices=DEVICES, default="h100")
-    parser.add_argument("--bandwidth", type=float, help="GB/s [of --gpu]")
-    parser.add_argument("--peak", type=float, nargs=3, help="TFLOP/s in float32, TF32, bf16 [of --gpu]")
-    parser.add_argument("--call_us", type=float, help="microseconds a call [of --gpu]")
     parser.add_argument("--amp", choices=("none", "bf16", "fp16"), default="none")
     parser.add_argument("--batchsize", type=int, default=16)
     parser.add_argument("--crop_size", type=int, default=465)
@@ -135,26 +133,20 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, default=8, help="print this many kinds of operations, 0: none")
     parser.add_argument("--out", type=Path, help="JSON file")
     args = parser.parse_args()
-    preset = DEVICES[args.gpu]
-    peaks = args.peak or (preset.float32, preset.tf32, preset.half)
-    call_us = preset.call_us if args.call_us is None else args.call_us
-    device = Device(args.bandwidth or preset.bandwidth, *peaks, call_us)
+    device = DEVICES[args.gpu]
     print(
         f"A count, not a measurement: {args.gpu} ({device}), --amp {args.amp}, batch {args.batchsize}, crop "
         f"{args.crop_size}, {args.numclasses} classes\n\n"
-        f"| step | ms, eager | ms, compiled | peak, GiB | TFLOP | GiB moved | calls |\n{'| --- ' * 7}|"
+        f"| step | ms, eager | ms, compiled | peak, GiB | TFLOP | without padding | GiB moved | calls |\n"
+        f"{'| --- ' * 8}|"
     )
     figures = {}
     for name in args.steps:
-        make: Callable[[argparse.Namespace, Recorder], None] = STEPS[name]
         recorder = Recorder()
-        make(args, recorder)
+        STEPS[name](args, recorder)
         figures[name] = report(name, recorder, device, args.kinds)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(
-            json.dumps({"command": sys.argv, "device": str(device), "figures": figures}, indent=1) + "\n"
-        )
+        save(args.out, figures)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A training step on the CPU: ours against torchvision's own loop, and against the release's five losses and LoRM.
 
-python benchmarks/step.py                      # the table of benchmarks/RESULTS.md
-python benchmarks/step.py --operations         # where the time of our steps goes, by operation
+python benchmarks/step.py    # the table of benchmarks/RESULTS.md
 
 One process, a batch of random images and labels. A step is forward, losses, backward and SGD with momentum, without
 the loader. Peers compute in contiguous float32, as in torchvision's references/segmentation/train.py. "torchvision" is
@@ -161,40 +160,17 @@ def step_of(model: nn.Module, forward: Callable[[], Tensor], *, fused: bool = Fa
     return step
 
 
-def print_operations(step: Step, steps: int = 3) -> None:
-    """Print the CPU time of each operation in one step, without what the operation calls."""
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        for _ in range(steps):
-            step()
-    rows = sorted(profile.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    total = sum(row.self_cpu_time_total for row in rows)
-    for row in rows[:14]:
-        print(
-            f"| {row.key} | {row.count / steps:.0f} | {row.self_cpu_time_total / steps / 1e3:.0f} "
-            f"| {row.self_cpu_time_total / total:.1%} |"
-        )
-    print(f"| all | | {total / steps / 1e3:.0f} | |")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_types", nargs="+", default=MODEL_TYPES, choices=MODEL_TYPES, help="[both]")
     parser.add_argument("--batchsize", type=int, default=2, help="[%(default)s]")
     parser.add_argument("--crop_size", type=int, default=193, help="[%(default)s]")
     parser.add_argument("--calls", type=int, default=3, help="steps of a measurement [%(default)s]")
-    parser.add_argument("--operations", action="store_true", help="print the time of each operation instead")
     add_flags(parser, "step")
     args = parser.parse_args()
     size = (args.batchsize, args.crop_size)
     figures = {}
     for name in args.model_types:
-        if args.operations:
-            torch.set_num_threads(args.threads)
-            for amp in ("none", "bf16"):
-                print(f"{name}, --amp {amp}\n\n| operation | calls | ms | share |\n| --- | --- | --- | --- |")
-                print_operations(ours(name, amp, *size))
-            continue
         peer = {"torchvision": partial(torchvision_loop, *size)} if name == "deeplabv3" else {}
         ways = peer | {"plain": partial(plain, name, *size)}
         ways |= {f"ours, {amp}": partial(ours, name, amp, *size) for amp in ("none", "bf16")}
@@ -204,8 +180,7 @@ def main() -> None:
         for found, expected, tolerance in zip(results["ours, none"], results["plain"], (1e-4, 1e-2), strict=True):
             assert abs(found - expected) < tolerance * expected, results
         print(table(figures[name], baseline=next(iter(ways)), title=name))
-    if figures:
-        save(args.out, figures)
+    save(args.out, figures)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import chaos
 import pytest
 import thin_networks
 import torch
@@ -19,7 +20,6 @@ from python_server import PythonServer, Started
 import config
 import models
 import train
-from benchmarks import chaos
 from data.demo import draw_dataset
 
 REPO = Path(__file__).parent.parent

@@ -2,11 +2,11 @@
 
 import shutil
 
+import chaos
 import pytest
 import torch
 from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
-from benchmarks import chaos
 from builders.settle import resolve_amp
 from distributed.group import Group
 from optimization import amp

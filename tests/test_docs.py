@@ -32,7 +32,7 @@ NOT_RUN = {
     r"bash scripts/scribble_pipeline\.sh ": "takes a minute; tests/test_scribble_pipeline.py runs it",
     r"tensorboard ": "a server that goes on until it is stopped",
     r"(python -m )?pip install ": "needs the network",
-    r"python benchmarks/chaos\.py": "takes minutes; tests/test_resume.py kills and resumes",
+    r"python tests/chaos\.py": "takes minutes; tests/test_resume.py kills and resumes",
     r"python -m benchmarks\.": "needs a trained run; takes minutes",
     r"python benchmarks/": "takes minutes, to make figures",
     r"(python -m )?pytest\b": "starts the tests themselves",

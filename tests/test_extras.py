@@ -4,9 +4,8 @@ import errno
 
 import pytest
 import torch
+from chaos import unequal
 from conftest import read_metrics, run_train
-
-from benchmarks.chaos import unequal
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 PAGE = b'<script type="application/json" id="data">%s</script>'

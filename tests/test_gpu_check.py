@@ -38,9 +38,9 @@ def copy(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_parts_pass_without_a_fault(copy):
-    result, parts = check(copy, "--parts", *FAULTS, "compile", "speed")
+    result, parts = check(copy, "--parts", *FAULTS, "compiled", "speed")
     statuses = {name: part["status"] for name, part in parts.items()}
-    assert statuses == dict.fromkeys(FAULTS, "ok") | {"compile": "skipped", "speed": "ok"}, result.stdout
+    assert statuses == dict.fromkeys(FAULTS, "ok") | {"compiled": "skipped", "speed": "ok"}, result.stdout
     assert result.returncode == 0
     assert parts["speed"]["figures"]["deeplabv3, --amp none"]["ms"] > 0
 
@@ -53,13 +53,13 @@ def test_a_planted_fault_is_named(copy, part):
     assert whole.count(text) == 1
     (copy / name).write_text(whole.replace(text, fault))
     try:
-        result, parts = check(copy, "--parts", part, "compile")
+        result, parts = check(copy, "--parts", part, "compiled")
     finally:
         (copy / name).write_text(whole)
     assert result.returncode == 1, result.stdout
     assert f"FAILED   {part}" in result.stdout
     assert parts[part]["output"]
-    assert parts["compile"]["status"] == "skipped"  # the rest runs
+    assert parts["compiled"]["status"] == "skipped"  # the rest runs
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import chaos
 import pytest
 import torch
 from conftest import (
@@ -23,7 +24,6 @@ from conftest import (
     wait_until,
 )
 
-from benchmarks import chaos
 from data.demo import draw_dataset
 from runs import checkpoint
 
@@ -33,7 +33,7 @@ SAMPLES = "tests/train_float64.py"  # also notes what it trains on, in $SAMPLES
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(processes, python, monkeypatch, capsys):
-    """A short form of benchmarks/chaos.py, whose full form is 20 kills."""
+    """A short form of tests/chaos.py, whose full form is 20 kills."""
     monkeypatch.setattr(sys, "executable", str(python.python))
     words = ["--kills", "2", "--processes", str(processes), "--seed", "1", "--", "--epochs", "2"]
     assert chaos.main([*words, "--model_type", "deeplabv3", "--val_step_frequency", "20"]) == 0  # it has dropout

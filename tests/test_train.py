@@ -6,6 +6,7 @@ import multiprocessing
 import pytest
 import torch
 import yaml
+from chaos import unequal
 from conftest import assert_same_run, finish, read_metrics, run_train, start, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -15,7 +16,6 @@ import config.losses
 import evaluate
 import models
 import train
-from benchmarks.chaos import unequal
 from config import FLAGS
 from optimization.average import WeightAverage
 from optimization.lr_schedule import lr_factor

@@ -1,9 +1,9 @@
 """Kill a run by SIGKILL at random moments, resume it each time, and compare what it ends with, bit for bit, with an
 unbroken run.
 
-python benchmarks/chaos.py                             # 20 kills of one process: about 6 minutes on two CPU cores
-python benchmarks/chaos.py --processes 2               # the same for two; each kill hits rank 0, rank 1 or both
-python benchmarks/chaos.py --kills 100 -- --model_type deeplabv3 --save_step_frequency 1    # train.py's flags after --
+python tests/chaos.py                             # 20 kills of one process: about 6 minutes on two CPU cores
+python tests/chaos.py --processes 2               # the same for two; each kill hits rank 0, rank 1 or both
+python tests/chaos.py --kills 100 -- --model_type deeplabv3 --save_step_frequency 1    # train.py's flags after --
 
 Exit status: 0 if all is equal, 1 if not. Needs only the CPU; the demo data are drawn.
 """
