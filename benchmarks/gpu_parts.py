@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -29,15 +29,16 @@ from benchmarks.peer_steps import plain_losses
 from data import demo
 from data.histogram import count_batch
 from distributed.group import Group
-from losses import pixel_pass
-from losses.criterion import Criterion, to_device
+from losses import kernel_choice
+from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
-from models.foreground import find_foreground, foreground_mask, foreground_of
+from models.foreground import find_foreground, foreground_mask
 from models.layers import blocks
 from models.layers.blocks import use_our_layers, with_less_memory
 from models.layers.norm import BatchNorm2d, synchronize
 from models.lorm import LoRM
 from optimization.amp import autocast, resolve
+from support.batch import Batch, Foreground
 
 ROOT = Path(__file__).resolve().parent.parent
 AMPS = ("none", "bf16", "fp16")
@@ -90,7 +91,7 @@ def kernel(machine: Machine, figures: dict) -> str:
     """The Triton kernel of the pixel losses against F.interpolate and autograd in float64."""
     from losses import pixel_kernel
 
-    assert pixel_pass.tested_kernel(machine.device) is not None, "training would not use it: see the warning"
+    assert kernel_choice.tested_kernel(machine.device) is not None, "training would not use it: see the warning"
     sizes = [((3, 5), (17, 33)), ((1, 2), (7, 9))] + machine.on_gpu * [((59, 59), (465, 465))]
     worst = 0.0
     for num_classes in (2, 21, 150):
@@ -102,8 +103,7 @@ def kernel(machine: Machine, figures: dict) -> str:
             slope = torch.rand(1, *size, device=machine.device)
             label = label.where(inside, 255).byte()
             targets = [CrossEntropy(label, slope * inside, smooth) for smooth in (0.0, 0.1)]
-            with mock.patch.object(pixel_pass, "find_kernel", return_value=pixel_kernel.run):
-                found = PixelPass(logits, size, targets, slope).run()
+            found = PixelPass(logits, size, targets, slope).run(pixel_kernel.run)
             exact = logits.double().requires_grad_()
             full = F.interpolate(exact, size=size, mode="bilinear", align_corners=True)
             entropy = -(full.softmax(1) * full.log_softmax(1)).sum(1)
@@ -126,15 +126,15 @@ def losses(machine: Machine, figures: dict) -> str:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             torch.manual_seed(0)
             shape = (2, 65, 49)
-            batch = {name: torch.randint(0, num_classes, shape, dtype=torch.uint8) for name in ("label", "pseudo")}
-            batch["label"][torch.rand(shape) > 0.03] = 255
-            batch |= {name: torch.randint(0, 256, shape, dtype=torch.uint8) for name in ("distance_s", "distance_c")}
-            batch["image"] = torch.zeros(*shape, 3, dtype=torch.uint8)
-            counted = batch | count_batch(batch)
-            criterion = Criterion(dict.fromkeys(("seg", "pseudo", "ds", "dc"), 1.0), 0.1)
+            maps = {name: torch.randint(0, num_classes, shape, dtype=torch.uint8) for name in ("label", "pseudo")}
+            maps["label"][torch.rand(shape) > 0.03] = 255
+            maps |= {name: torch.randint(0, 256, shape, dtype=torch.uint8) for name in ("distance_s", "distance_c")}
+            batch = Batch(torch.zeros(*shape, 3, dtype=torch.uint8), **maps)
+            batch = replace(batch, counts=count_batch(batch))
+            criterion = Criterion(dict.fromkeys(("seg", "pseudo", "ds", "dc"), 1.0), label_smooth=0.1)
             logits = torch.randn(2, num_classes, 9, 7).to(machine.device, dtype).requires_grad_()
-            divisors = criterion.counts(counted).tolist()
-            value, _ = criterion({"logits": logits}, to_device(counted, machine.device), divisors)
+            divisors = criterion.counts(batch).tolist()
+            value, _ = criterion({"logits": logits}, batch.to(machine.device), divisors)
             value.backward()
             exact = logits.detach().cpu().double().requires_grad_()
             with mock.patch.object(Tensor, "float", Tensor.double):  # the plain form begins with float()
@@ -243,7 +243,8 @@ def lorm(machine: Machine, figures: dict) -> str:
         theirs = copy.deepcopy(ours).double()
         pseudo = torch.randint(0, 3, (2, 33, 41), dtype=torch.uint8)
         x = torch.randn(2, 64, 9, 11, device=machine.device).to(memory_format=torch.channels_last).requires_grad_()
-        foreground = foreground_of(find_foreground({"pseudo": pseudo}, size=(9, 11)), machine.device)
+        positions, counts = find_foreground(pseudo, size=(9, 11))
+        foreground = Foreground(positions.to(machine.device), counts)
         with autocast(amp, machine.device):
             found = ours(x, foreground)["lorm"]
         found.backward()
@@ -271,17 +272,18 @@ def loader(machine: Machine, figures: dict) -> str:
         train_loader = utils.get_loader(cfg, "train", group)
         train_loader.sampler.set_position(0, 0)
         batches[workers] = next(iter(train_loader))
-    for name, values in batches[0].items():
-        assert torch.equal(values, batches[2][name]), f"{name} differs between --workers 0 and 2"
-    for name, values in to_device(batches[2], machine.device).items():
-        assert torch.equal(values.cpu(), batches[0][name]), f"{name} differs on the device"
+    on_device = batches[2].to(machine.device)
+    for name in ("image", *batches[0].maps):
+        expected, found, moved = (getattr(batch, name) for batch in (batches[0], batches[2], on_device))
+        assert torch.equal(found, expected), f"{name} differs between --workers 0 and 2"
+        assert torch.equal(moved.cpu(), expected), f"{name} differs on the device"
     dataset, order = train_loader.dataset, train_loader.sampler.order(epoch=0)
     for place, index in enumerate(order[: cfg.batchsize]):
         image = cv2.cvtColor(cv2.imread(str(dataset.files[index]["image"])), cv2.COLOR_BGR2RGB)
         top, left = (image.shape[0] - 96) // 2, (image.shape[1] - 96) // 2
         expected = torch.from_numpy(image[top : top + 96, left : left + 96])
-        assert torch.equal(batches[0]["image"][place], expected), f"image {place} is not the centre of its file"
-    return f"{len(batches[0]['image'])} samples of the demo, with 0 and 2 workers"
+        assert torch.equal(batches[0].image[place], expected), f"image {place} is not the centre of its file"
+    return f"{len(batches[0].image)} samples of the demo, with 0 and 2 workers"
 
 
 def _demo(machine: Machine) -> list[str]:
@@ -409,7 +411,7 @@ def _real_step(machine: Machine, *flags: str) -> Callable[[], None]:
     words = ["--numclasses", "21", "--layers", "50", "--pretrained", "none", "--crop_size", "129", "--batchsize", "2"]
     cfg = config.parse([*words, "--warmup_epochs", "0", "--lr", "0.0001", "--total_batchsize", "0", *flags])
     torch.manual_seed(0)
-    batches = [{name: values.pin_memory() for name, values in random_batch(cfg).items()}]
+    batches = [random_batch(cfg).pin_memory()]
     trainer = make_trainer(cfg, Group(machine.device))
     return partial(trainer.train_step, batches)
 
@@ -420,11 +422,10 @@ def cuda_graph(machine: Machine, figures: dict) -> str:
     batch = step.batch_of(2, 129)
     model = step.our_model("deeplabv3").to(machine.device, memory_format=torch.channels_last)
     criterion = Criterion({"seg": 1.0})
-    counted = batch | count_batch(batch)
-    divisors, here = criterion.counts(counted).tolist(), to_device(counted, machine.device)
+    divisors, here = criterion.counts(batch).tolist(), batch.to(machine.device)
 
     def losses_and_gradients() -> Tensor:
-        loss, _ = criterion(model(here["image"]), here, divisors)
+        loss, _ = criterion(model(here.image), here, divisors)
         loss.backward()
         return loss.detach()
 
@@ -560,7 +561,7 @@ def loader_rate(machine: Machine, figures: dict) -> str:
     next(batches)
     start, count = time.perf_counter(), 0
     for batch in batches:
-        count += len(to_device(batch, machine.device)["image"])
+        count += len(batch.to(machine.device).image)
     _synchronize(machine)
     rate = count / (time.perf_counter() - start)
     figures |= {"images_per_s": rate, "workers": train_loader.num_workers}

@@ -16,11 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from losses.criterion import NEEDS, Criterion
-from models.foreground import Foreground
+from losses.criterion import Criterion
 from models.segmenter import Segmenter
 from optimization.amp import DTYPES
-from support.labels import COUNTS
+from support.batch import Batch, Foreground
 
 CLASSES_PER_IMAGE = 8  # assumed for losses by region
 
@@ -86,15 +85,14 @@ def _measure_training_step(
             module.forward = partial(Convolutions(DTYPES[amp]), module.forward)  # type: ignore[method-assign]
     with meter:
         shape = (batchsize, crop_size, crop_size)
-        maps = {NEEDS[term] for term in criterion.weights if term in NEEDS} | {"label"}
-        batch = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(maps)}
+        names = {term.map for term in criterion.terms.values()} | {"label"}
+        maps = {name: torch.empty(shape, dtype=torch.uint8, device="meta") for name in sorted(names - {"image"})}
         positions = torch.empty(batchsize * num_positions, dtype=torch.int64, device="meta")
         foreground = Foreground(positions, [num_positions] * batchsize) if "lorm" in criterion.weights else None
-        batch["image"] = _empty_images(model, batchsize, crop_size)
-        outputs = model(batch["image"], foreground)
-        outputs.pop("lorm_terms", None)  # the criterion would sum it over ranks, but only rank 0 is here
-        num_classes = min(CLASSES_PER_IMAGE, outputs["logits"].shape[1])
-        batch[COUNTS["label"]] = (torch.arange(256) < num_classes).expand(batchsize, -1)
+        num_classes = min(CLASSES_PER_IMAGE, model.num_classes)
+        counts = {"label": (torch.arange(256) < num_classes).expand(batchsize, -1)}
+        batch = Batch(_empty_images(model, batchsize, crop_size), **maps, counts=counts)
+        outputs = model(batch.image, foreground)
         flops = meter.flops
         loss, _ = criterion(outputs, batch, [1.0] * len(criterion.names))
         meter.flops, kept = flops, meter.live  # the losses' FLOPs are not the model's

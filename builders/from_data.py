@@ -9,7 +9,7 @@ import torch
 from builders.loaders import find_training_files
 from builders.model import active_terms
 from config import Config, as_dict
-from config.losses import parse_loss, read_class_weights
+from config.losses import read_class_weights
 from config.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
 from data import histogram
 from data.classes import FOLDERS, read_classes, read_preset
@@ -88,7 +88,7 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
     """
     if cfg.class_weights == "none":
         return None
-    if "seg" not in active_terms(cfg) or "seg" not in parse_loss(cfg.loss):
+    if "seg" not in active_terms(cfg):
         log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce")
         return None
     weights = read_class_weights(cfg.class_weights, cfg.numclasses)

@@ -12,7 +12,7 @@ from PIL import Image
 
 import config
 from config import Config
-from data.dataset import SegmentationDataset
+from data.dataset import EvalSet
 from distributed import checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS
@@ -103,7 +103,7 @@ class Run:
         write_atomic(self.folder / "config.yaml", config.dump(cfg), sync=True)
         self.metrics.open(cfg, self.folder, step, saved)
 
-    def report(self, step: int, result: Result, val_set: SegmentationDataset, *, is_best: bool) -> None:
+    def report(self, step: int, result: Result, val_set: EvalSet, *, is_best: bool) -> None:
         """Let the next save() write report.html: of this validation if it is the best, else with new curves.
 
         Collective. result: from score(keep_pngs=True) after optimizer step `step`.
