@@ -91,7 +91,9 @@ class Criterion:
 
     def _region_sums(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return {name: sum} of the terms by region, differentiable. They share the probabilities of all pixels."""
-        losses = {name: term.image_sum for name, term in self.terms.items() if isinstance(term, RegionTerm)}
+        # In the order of TERMS: autograd then rounds alike for ce+dice and dice+ce.
+        terms = [self.terms[name] for name in TERMS if name in self.terms]
+        losses = {term.name: term.image_sum for term in terms if isinstance(term, RegionTerm)}
         if not losses:
             return {}
         full = F.interpolate(logits, batch.image.shape[1:3], mode="bilinear", align_corners=True)

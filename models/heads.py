@@ -153,7 +153,7 @@ class DeepLabV3Head(Head):
 
 
 class TorchvisionDeepLabV3Head(DeepLabV3Head):
-    """DeepLabV3's head on the backbone of torchvision's deeplabv3_resnet50, for torchvision's weights."""
+    """DeepLabV3's head on the backbone that torchvision gives it, for torchvision's weights. Logits at stride 8."""
 
     names = ("deeplabv3_torchvision",)
     dilations = (1, 2), (2, 4)
