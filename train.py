@@ -36,9 +36,8 @@ from evaluation.metrics import Scores
 from evaluation.pictures import panel
 from evaluation.predictor import Predictor, window_steps
 from evaluation.scoring import score
-from losses.criterion import Criterion, to_device
+from losses.criterion import Criterion
 from losses.pixel_accuracy import count_hits
-from models.foreground import foreground_of
 from optimization.amp import autocast
 from runs import messages
 from runs.log import start_logging
@@ -46,6 +45,7 @@ from runs.plan import Plan
 from runs.run import Run
 from runs.schedule import Schedule
 from runs.state import TrainState
+from support.batch import Batch
 from support.errors import STOPPED
 
 MORE_MEMORY = (
@@ -176,7 +176,7 @@ class Trainer:
         self.state.model.train()
         torch.backends.cudnn.benchmark = not self.cfg.deterministic
 
-    def train_step(self, micro_batches: list[dict]) -> None:
+    def train_step(self, micro_batches: list[Batch]) -> None:
         """Update the weights by one global batch: the micro-batches of all ranks.
 
         Raises Stopped if any rank got a signal.
@@ -192,11 +192,14 @@ class Trainer:
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
             state.seed_forward(cfg.seed, ((number - 1) * group.world_size + group.rank) * cfg.batchsize, group.device)
-            foreground = foreground_of(batch, group.device) if "lorm" in criterion.weights else None
-            batch = to_device(batch, group.device)
+            batch = batch.to(group.device)
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 with autocast(cfg.amp, group.device):
-                    outputs = state.model(batch["image"], foreground)
+                    outputs = state.model(batch.image, batch.foreground)
+                # --lorm_scope all counts terms that depend on the features, so step 1 cannot count them. The loss of
+                # LoRM is then the mean over micro-batches, each divided by its own count over all ranks.
+                if "lorm_terms" in outputs:
+                    outputs["lorm_terms"] = group.sum(outputs["lorm_terms"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
                 # DDP averages gradients over ranks. The divisors are global already, so undo the average.
                 state.scaler.scale(loss * group.world_size).backward()

@@ -4,7 +4,7 @@ A part returns a line of text, adds figures to those of the Machine, and raises 
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest import mock
 
@@ -16,15 +16,16 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from benchmarks import step
 from benchmarks.peer_steps import plain_losses
 from data.histogram import count_batch
-from losses import pixel_pass
-from losses.criterion import Criterion, to_device
+from losses import kernel_choice
+from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
-from models.foreground import find_foreground, foreground_mask, foreground_of
+from models.foreground import find_foreground, foreground_mask
 from models.layers import blocks
 from models.layers.blocks import use_our_layers, with_less_memory
 from models.layers.norm import BatchNorm2d, synchronize
 from models.lorm import LoRM
 from optimization.amp import autocast
+from support.batch import Batch, Foreground
 
 AMPS = ("none", "bf16", "fp16")
 # The largest relative error of a value or gradient, in the 2-norm: float32 with TF32 products; bf16 and fp16.
@@ -82,7 +83,7 @@ def kernel(machine: Machine) -> str:
     """The Triton kernel of the pixel losses against F.interpolate and autograd in float64."""
     from losses import pixel_kernel
 
-    assert pixel_pass.tested_kernel(machine.device) is not None, "training would not use it: see the warning"
+    assert kernel_choice.tested_kernel(machine.device) is not None, "training would not use it: see the warning"
     sizes = [((3, 5), (17, 33)), ((1, 2), (7, 9))] + machine.on_gpu * [((59, 59), (465, 465))]
     worst = 0.0
     for num_classes in (2, 21, 150):
@@ -94,8 +95,7 @@ def kernel(machine: Machine) -> str:
             slope = torch.rand(1, *size, device=machine.device)
             label = label.where(inside, 255).byte()
             targets = [CrossEntropy(label, slope * inside, smooth) for smooth in (0.0, 0.1)]
-            with mock.patch.object(pixel_pass, "find_kernel", return_value=pixel_kernel.run):
-                found = PixelPass(logits, size, targets, slope).run()
+            found = PixelPass(logits, size, targets, slope).run(pixel_kernel.run)
             exact = logits.double().requires_grad_()
             full = F.interpolate(exact, size=size, mode="bilinear", align_corners=True)
             entropy = -(full.softmax(1) * full.log_softmax(1)).sum(1)
@@ -118,15 +118,15 @@ def losses(machine: Machine) -> str:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             torch.manual_seed(0)
             shape = (2, 65, 49)
-            batch = {name: torch.randint(0, num_classes, shape, dtype=torch.uint8) for name in ("label", "pseudo")}
-            batch["label"][torch.rand(shape) > 0.03] = 255
-            batch |= {name: torch.randint(0, 256, shape, dtype=torch.uint8) for name in ("distance_s", "distance_c")}
-            batch["image"] = torch.zeros(*shape, 3, dtype=torch.uint8)
-            counted = batch | count_batch(batch)
-            criterion = Criterion(dict.fromkeys(("seg", "pseudo", "ds", "dc"), 1.0), 0.1)
+            maps = {name: torch.randint(0, num_classes, shape, dtype=torch.uint8) for name in ("label", "pseudo")}
+            maps["label"][torch.rand(shape) > 0.03] = 255
+            maps |= {name: torch.randint(0, 256, shape, dtype=torch.uint8) for name in ("distance_s", "distance_c")}
+            batch = Batch(torch.zeros(*shape, 3, dtype=torch.uint8), **maps)
+            batch = replace(batch, counts=count_batch(batch))
+            criterion = Criterion(dict.fromkeys(("seg", "pseudo", "ds", "dc"), 1.0), label_smooth=0.1)
             logits = torch.randn(2, num_classes, 9, 7).to(machine.device, dtype).requires_grad_()
-            divisors = criterion.counts(counted).tolist()
-            value, _ = criterion({"logits": logits}, to_device(counted, machine.device), divisors)
+            divisors = criterion.counts(batch).tolist()
+            value, _ = criterion({"logits": logits}, batch.to(machine.device), divisors)
             value.backward()
             exact = logits.detach().cpu().double().requires_grad_()
             with mock.patch.object(Tensor, "float", Tensor.double):  # the plain form begins with float()
@@ -235,7 +235,8 @@ def lorm(machine: Machine) -> str:
         theirs = copy.deepcopy(ours).double()
         pseudo = torch.randint(0, 3, (2, 33, 41), dtype=torch.uint8)
         x = torch.randn(2, 64, 9, 11, device=machine.device).to(memory_format=torch.channels_last).requires_grad_()
-        foreground = foreground_of(find_foreground({"pseudo": pseudo}, size=(9, 11)), machine.device)
+        positions, counts = find_foreground(pseudo, size=(9, 11))
+        foreground = Foreground(positions.to(machine.device), counts)
         with autocast(amp, machine.device):
             found = ours(x, foreground)["lorm"]
         found.backward()

@@ -21,9 +21,8 @@ from benchmarks import step
 from benchmarks.gpu_parts import AMPS, Machine, expect, relative_error
 from benchmarks.our_step import make_trainer, random_batch
 from data import demo
-from data.histogram import count_batch
 from distributed.group import Group
-from losses.criterion import Criterion, to_device
+from losses.criterion import Criterion
 from optimization.amp import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,17 +39,18 @@ def loader(machine: Machine) -> str:
         train_loader = utils.get_loader(cfg, "train", Group(machine.device))
         train_loader.sampler.set_position(0, 0)
         batches[workers] = next(iter(train_loader))
-    for name, values in batches[0].items():
-        assert torch.equal(values, batches[2][name]), f"{name} differs between --workers 0 and 2"
-    for name, values in to_device(batches[2], machine.device).items():
-        assert torch.equal(values.cpu(), batches[0][name]), f"{name} differs on the device"
+    on_device = batches[2].to(machine.device)
+    for name in ("image", *batches[0].maps):
+        expected, found, moved = (getattr(batch, name) for batch in (batches[0], batches[2], on_device))
+        assert torch.equal(found, expected), f"{name} differs between --workers 0 and 2"
+        assert torch.equal(moved.cpu(), expected), f"{name} differs on the device"
     dataset, order = train_loader.dataset, train_loader.sampler.order(epoch=0)
     for place, index in enumerate(order[: cfg.batchsize]):
         image = cv2.cvtColor(cv2.imread(str(dataset.files[index]["image"])), cv2.COLOR_BGR2RGB)
         top, left = (image.shape[0] - 96) // 2, (image.shape[1] - 96) // 2
         expected = torch.from_numpy(image[top : top + 96, left : left + 96])
-        assert torch.equal(batches[0]["image"][place], expected), f"image {place} is not the centre of its file"
-    return f"{len(batches[0]['image'])} samples of the demo, with 0 and 2 workers"
+        assert torch.equal(batches[0].image[place], expected), f"image {place} is not the centre of its file"
+    return f"{len(batches[0].image)} samples of the demo, with 0 and 2 workers"
 
 
 def ranks(machine: Machine) -> str:
@@ -157,7 +157,7 @@ def _real_step(machine: Machine, *flags: str) -> Callable[[], None]:
     words = ["--numclasses", "21", "--layers", "50", "--pretrained", "none", "--crop_size", "129", "--batchsize", "2"]
     cfg = config.parse([*words, "--warmup_epochs", "0", "--lr", "0.0001", "--total_batchsize", "0", *flags])
     torch.manual_seed(0)
-    batches = [{name: values.pin_memory() for name, values in random_batch(cfg).items()}]
+    batches = [random_batch(cfg).pin_memory()]
     trainer = make_trainer(cfg, Group(machine.device))
     return partial(trainer.train_step, batches)
 
@@ -168,11 +168,10 @@ def cuda_graph(machine: Machine) -> str:
     batch = step.batch_of(2, 129)
     model = step.our_model("deeplabv3").to(machine.device, memory_format=torch.channels_last)
     criterion = Criterion({"seg": 1.0})
-    counted = batch | count_batch(batch)
-    divisors, here = criterion.counts(counted).tolist(), to_device(counted, machine.device)
+    divisors, here = criterion.counts(batch).tolist(), batch.to(machine.device)
 
     def losses_and_gradients() -> Tensor:
-        loss, _ = criterion(model(here["image"]), here, divisors)
+        loss, _ = criterion(model(here.image), here, divisors)
         loss.backward()
         return loss.detach()
 
@@ -262,7 +261,7 @@ def loader_rate(machine: Machine) -> str:
     batches = iter(train_loader)
     next(batches)
     counts: list[int] = []
-    seconds = _seconds(machine, lambda: counts.extend(len(to_device(b, machine.device)["image"]) for b in batches), 1)
+    seconds = _seconds(machine, lambda: counts.extend(len(b.to(machine.device).image) for b in batches), 1)
     rate, workers = sum(counts) / seconds, train_loader.num_workers
     machine.figures.update(images_per_s=rate, workers=workers)
     return f"{rate:.0f} images/s of the demo with {workers} workers (steps: see speed)"

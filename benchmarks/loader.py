@@ -50,7 +50,7 @@ def ours(words: tuple[str, ...], num: int):
     loader = train_loader(words)
 
     def work():
-        return len(batches(loader, num)["image"])
+        return len(batches(loader, num).image)
 
     return work
 
@@ -115,8 +115,8 @@ def check_equal(words: tuple[str, ...]) -> None:
     batch = next(iter(loader))
     for number, key in enumerate(keys):
         image, label = opencv_sample(loader.dataset, key)
-        assert np.array_equal(batch["image"][number], image[..., ::-1]), key
-        assert np.array_equal(batch["label"][number], label), key
+        assert np.array_equal(batch.image[number], image[..., ::-1]), key
+        assert np.array_equal(batch.label[number], label), key
 
 
 def report(figures, baseline: str, num: int) -> None:

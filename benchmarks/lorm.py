@@ -24,8 +24,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import add_flags, measure, save, table
 
-from models.foreground import Foreground
 from models.lorm import LoRM
+from support.batch import Foreground
 
 BATCH, CHANNELS = 2, 2048
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16}

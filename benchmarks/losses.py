@@ -18,10 +18,13 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from dataclasses import replace
+
 from measure import add_flags, measure, ratios, save, spread, table
 
 from losses.criterion import Criterion
 from losses.upsampling import find_points
+from support.batch import Batch
 
 ALL = {"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}
 SMOOTH = 0.1
@@ -34,41 +37,42 @@ CASES = {  # name: (title, losses, batch, classes)
 Result = tuple[float, torch.Tensor]
 
 
-def inputs(batchsize: int, num_classes: int, crop_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, dict]:
+def inputs(batchsize: int, num_classes: int, crop_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, Batch]:
     """Logits, and maps: 3 % of "label" and 90 % of "pseudo" have a class."""
     generator = torch.Generator().manual_seed(0)
     low = (crop_size - 1) // 8 + 1
     logits = 3 * torch.randn(batchsize, num_classes, low, low, dtype=dtype, generator=generator)
     shape = (batchsize, crop_size, crop_size)
-    batch = {"image": torch.zeros(*shape, 3, dtype=torch.uint8)}
+    maps = {}
     for name, share in (("label", 0.03), ("pseudo", 0.9)):
-        batch[name] = torch.randint(0, num_classes, shape, dtype=torch.uint8, generator=generator)
-        batch[name][torch.rand(shape, generator=generator) > share] = 255
+        maps[name] = torch.randint(0, num_classes, shape, dtype=torch.uint8, generator=generator)
+        maps[name][torch.rand(shape, generator=generator) > share] = 255
     for name in ("distance_s", "distance_c"):
-        batch[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    return logits, batch
+        maps[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    return logits, Batch(torch.zeros(*shape, 3, dtype=torch.uint8), **maps)
 
 
-def plain_loss(logits: torch.Tensor, batch: dict, names, divisor: float) -> torch.Tensor:
-    full = F.interpolate(logits, size=batch["image"].shape[1:3], mode="bilinear", align_corners=True)
+def plain_loss(logits: torch.Tensor, batch: Batch, names, divisor: float) -> torch.Tensor:
+    full = F.interpolate(logits, size=batch.image.shape[1:3], mode="bilinear", align_corners=True)
     loss = torch.zeros((), dtype=logits.dtype)
     if "seg" in names:
-        loss = loss + F.cross_entropy(full, batch["label"].long(), ignore_index=255, reduction="sum") / divisor
+        loss = loss + F.cross_entropy(full, batch.maps["label"].long(), ignore_index=255, reduction="sum") / divisor
     if "pseudo" in names:
-        pseudo = batch["pseudo"].long()
+        pseudo = batch.maps["pseudo"].long()
         value = F.cross_entropy(full, pseudo, ignore_index=255, reduction="sum", label_smoothing=SMOOTH)
         loss = loss + value / divisor
     if "ds" in names:
         entropy = -(F.softmax(full, dim=1) * F.log_softmax(full, dim=1)).sum(1)
         for name in ("distance_s", "distance_c"):
-            loss = loss + (batch[name].to(logits.dtype) / 255 * entropy).sum() / divisor
+            loss = loss + (batch.maps[name].to(logits.dtype) / 255 * entropy).sum() / divisor
     return loss
 
 
-def our_loss(logits: torch.Tensor, batch: dict, names, divisor: float) -> torch.Tensor:
+def our_loss(logits: torch.Tensor, batch: Batch, names, divisor: float) -> torch.Tensor:
     if tuple(names) == ("seg",):
-        batch = batch | find_points(batch)  # which the loader's workers do in a run
-    return Criterion(dict.fromkeys(names, 1.0), SMOOTH)({"logits": logits}, batch, [divisor] * len(names))[0]
+        batch = replace(batch, points=find_points(batch.maps["label"]))  # which the loader's workers do in a run
+    criterion = Criterion(dict.fromkeys(names, 1.0), label_smooth=SMOOTH)
+    return criterion({"logits": logits}, batch, [divisor] * len(names))[0]
 
 
 def way(loss_of: Callable, case: str, crop_size: int, dtype: torch.dtype) -> Callable[[], Result]:

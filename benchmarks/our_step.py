@@ -17,15 +17,17 @@ import models
 import train
 import utils
 from benchmarks.absent_gpu import CUDA, AbsentGPU, absent_gpu
+from builders.model import active_terms
 from config import Config
 from data.histogram import count_batch
 from distributed.group import Group
-from losses import pixel_pass
+from losses import criterion as criterion_module
 from losses.upsampling import find_points
 from models.foreground import find_foreground
 from optimization.amp import resolve
 from runs.metrics import Metrics
 from runs.state import TrainState
+from support.batch import Batch
 from support.labels import IGNORE, MAPS
 
 
@@ -44,7 +46,8 @@ def our_step(cfg: Config, mode: AbsentGPU, world_size: int = 1) -> Iterator[tupl
             dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
             stack.callback(dist.destroy_process_group)
         batches = [random_batch(cfg) for _ in range(cfg.accum_steps)]
-        mode.pin(batches)
+        mode.pin({name: value for name, value in vars(batch).items() if isinstance(value, Tensor)} for batch in batches)
+        mode.pin({"positions": batch.foreground.positions} for batch in batches if batch.foreground)
         mode.check_copies = mode.recording = False
         stack.enter_context(absent_gpu(mode))
         stack.enter_context(pixel_kernel_on(mode))
@@ -101,29 +104,30 @@ def pixel_kernel_on(mode: AbsentGPU) -> Iterator[None]:
     grid.__getitem__.return_value = launch
     with (
         mock.patch.object(pixel_kernel, "_pixels", grid),
-        mock.patch.object(pixel_pass, "find_kernel", return_value=pixel_kernel.run),
+        mock.patch.object(criterion_module, "find_kernel", return_value=pixel_kernel.run),
     ):
         yield
 
 
-def random_batch(cfg: Config) -> dict[str, Tensor]:
+def random_batch(cfg: Config) -> Batch:
     """Return a batch of noise as a loader makes it: a quarter is foreground, 3 % of pixels have a scribble."""
     shape = (cfg.batchsize, cfg.crop_size, cfg.crop_size)
-    batch = {name: torch.randint(0, cfg.numclasses, shape, dtype=torch.uint8) for name in MAPS[cfg.dataset]}
-    if "pseudo" in batch:
-        batch["pseudo"][:, cfg.crop_size // 2 :] = 0
-        batch["pseudo"][:, :, cfg.crop_size // 2 :] = 0
+    maps = {name: torch.randint(0, cfg.numclasses, shape, dtype=torch.uint8) for name in MAPS[cfg.dataset]}
+    if "pseudo" in maps:
+        maps["pseudo"][:, cfg.crop_size // 2 :] = 0
+        maps["pseudo"][:, :, cfg.crop_size // 2 :] = 0
     if cfg.dataset.startswith("Scribble"):
-        batch["label"][torch.rand(shape) > 0.03] = IGNORE
-    batch["image"] = torch.zeros(*shape, 3, dtype=torch.uint8)
+        maps["label"][torch.rand(shape) > 0.03] = IGNORE
+    batch = Batch(torch.zeros(*shape, 3, dtype=torch.uint8), **maps)
+    derived: dict = {"counts": count_batch(batch)}
     if MAPS[cfg.dataset] == ("label",):
-        batch |= find_points(batch)
-    if "pseudo" in batch:
+        derived["points"] = find_points(maps["label"])
+    if "lorm" in active_terms(cfg):
         with torch.device("meta"):
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
-        batch |= find_foreground(batch, size=size, background=cfg.background_class)
-    return batch | count_batch(batch)
+        derived["foreground"] = find_foreground(maps["pseudo"], size=size, background=cfg.background_class)
+    return dataclasses.replace(batch, **derived)
 
 
 def _all_reduce(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

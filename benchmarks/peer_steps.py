@@ -15,6 +15,7 @@ from benchmarks.operations import Recorder
 from benchmarks.our_step import our_step, pixel_kernel_on
 from losses.criterion import Criterion
 from optimization.amp import DTYPES
+from support.batch import Batch
 
 
 def ours(args: argparse.Namespace, recorder: Recorder, *flags: str, world_size: int = 1) -> None:
@@ -56,15 +57,15 @@ def torchvision_step(args: argparse.Namespace, recorder: Recorder) -> None:
 
 def losses_alone(args: argparse.Namespace, recorder: Recorder, plain: bool) -> None:
     """Record the four pixel losses from logits at stride 8 to their gradient: ours or in their plain form."""
-    criterion = Criterion({"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}, 0.1)
+    criterion = Criterion({"seg": 1.0, "pseudo": 1.0, "ds": 1.0, "dc": 1.0}, label_smooth=0.1)
     side = (args.crop_size + 7) // 8
     dtype = DTYPES[args.amp] or torch.float32
     with absent_gpu(recorder), pixel_kernel_on(recorder):
         logits = torch.empty(args.batchsize, args.numclasses, side, side, device=CUDA, dtype=dtype, requires_grad=True)
         shape = (args.batchsize, args.crop_size, args.crop_size)
         names = ("label", "pseudo", "distance_s", "distance_c")
-        batch = {name: torch.empty(shape, dtype=torch.uint8, device=CUDA) for name in names}
-        batch["image"] = torch.empty((*shape, 3), dtype=torch.uint8, device=CUDA)
+        maps = {name: torch.empty(shape, dtype=torch.uint8, device=CUDA) for name in names}
+        batch = Batch(torch.empty((*shape, 3), dtype=torch.uint8, device=CUDA), **maps)
         if plain:
             loss = plain_losses(logits, batch, 0.1)
         else:
@@ -72,15 +73,15 @@ def losses_alone(args: argparse.Namespace, recorder: Recorder, plain: bool) -> N
         loss.backward()
 
 
-def plain_losses(logits: Tensor, batch: dict[str, Tensor], smooth: float) -> Tensor:
+def plain_losses(logits: Tensor, batch: Batch, smooth: float) -> Tensor:
     """Return the sum of the losses as one writes them down: logits at full size, each loss by itself."""
-    full = F.interpolate(logits.float(), size=batch["label"].shape[1:], mode="bilinear", align_corners=True)
-    loss = F.cross_entropy(full, batch["label"].long(), ignore_index=255)
-    loss = loss + F.cross_entropy(full, batch["pseudo"].long(), ignore_index=255, label_smoothing=smooth)
+    full = F.interpolate(logits.float(), size=batch.image.shape[1:3], mode="bilinear", align_corners=True)
+    loss = F.cross_entropy(full, batch.maps["label"].long(), ignore_index=255)
+    loss = loss + F.cross_entropy(full, batch.maps["pseudo"].long(), ignore_index=255, label_smoothing=smooth)
     for name in ("distance_s", "distance_c"):
         probs = full.softmax(1)
         entropy = -(probs * torch.log(probs + 1e-8)).sum(1)
-        weight = batch[name].float() / 255
+        weight = batch.maps[name].float() / 255
         loss = loss + (weight * entropy).sum() / (weight > 0).sum().clamp(min=1)
     return loss
 

@@ -24,12 +24,12 @@ import config
 import utils
 from config import Config
 from data import demo
-from data.dataset import SegmentationDataset
 from data.histogram import count_batch
 from distributed.group import Group
-from models.foreground import find_foreground, foreground_of
+from models.foreground import find_foreground
 from optimization.amp import autocast
 from optimization.lr_schedule import lr_factor
+from support.batch import Batch
 from support.labels import IGNORE
 
 GROUP = Group(torch.device("cpu"))
@@ -45,8 +45,6 @@ def read_config(args) -> Config:
 def read_batch(cfg: Config, size: int) -> tuple[dict[str, Tensor], Tensor]:
     """A batch of `size` augmented training samples, the set repeated if need be, and its padding, (B, H, W) bool."""
     dataset = utils.get_loader(cfg, "train", GROUP).dataset
-    assert isinstance(dataset, SegmentationDataset)
-    assert dataset.transform is not None
     keys = [(number // len(dataset), number % len(dataset)) for number in range(size)]
     padding = []
     for epoch, index in keys:
@@ -65,17 +63,23 @@ def loss_and_gradient(
     accum_steps: number of equal micro-batches. The gradient is None without `backward`.
     """
     model, _ = utils.get_model(cfg, GROUP)
-    criterion = utils.get_criterion(dataclasses.replace(cfg, accum_steps=accum_steps), GROUP, model)
-    batch = batch | count_batch(batch)
+    criterion = utils.get_criterion(cfg, GROUP, model)
     size = model.backbone.feature_size(*batch["pseudo"].shape[1:])
-    counts = criterion.counts(batch | find_foreground(batch, size=size, background=cfg.background_class)).tolist()
+
+    def completed(maps: dict[str, Tensor]) -> Batch:
+        found = find_foreground(maps["pseudo"], size=size, background=cfg.background_class)
+        whole = Batch(**maps, foreground=found)  # type: ignore[arg-type]
+        return dataclasses.replace(whole, counts=count_batch(whole))
+
+    counts = criterion.counts(completed(batch)).tolist()
     chunks = zip(*(values.chunk(accum_steps) for values in batch.values()), strict=True)
     total = 0.0
-    for micro_batch in (dict(zip(batch, chunk, strict=True)) for chunk in chunks):
-        found = find_foreground(micro_batch, size=size, background=cfg.background_class)
+    for micro_batch in (completed(dict(zip(batch, chunk, strict=True))) for chunk in chunks):
         with torch.set_grad_enabled(backward):
             with autocast(cfg.amp, GROUP.device):
-                outputs = model.train()(micro_batch["image"], foreground_of(found, GROUP.device))
+                outputs = model.train()(micro_batch.image, micro_batch.foreground)
+            if "lorm_terms" in outputs:
+                outputs["lorm_terms"] = outputs["lorm_terms"] * accum_steps
             loss, _ = criterion(outputs, micro_batch, counts)  # in float32, as in train.py
         total += loss.item()
         if backward:

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from dataclasses import replace
+
 import models
 import models.backbone
 import models.heads
@@ -26,14 +28,15 @@ import models.layers.blocks
 from benchmarks.measure import add_flags, measure, save, table
 from benchmarks.peer_steps import plain_losses
 from data.histogram import count_batch
-from losses.criterion import Criterion, to_device
+from losses.criterion import Criterion
 from models.compiled import compile_blocks
-from models.foreground import find_foreground, foreground_mask, foreground_of
+from models.foreground import find_foreground, foreground_mask
 from models.layers.convolution import Conv2d
 from models.lorm import LoRM
 from models.segmenter import Segmenter
 from optimization.amp import autocast
 from optimization.optimizers import make_optimizer
+from support.batch import Batch
 
 MODEL_TYPES = ("deeplabv3", "res50_ASPP_lorm")
 NUM_CLASSES = 21
@@ -42,7 +45,7 @@ SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 Step = Callable[[], list[float]]  # does a step; returns the first step's loss and norm of the gradient
 
 
-def batch_of(batchsize: int, crop_size: int) -> dict[str, Tensor]:
+def batch_of(batchsize: int, crop_size: int) -> Batch:
     """Return a batch of noise. Three quarters of the pseudo-label are background, and 3 % of the label are labelled."""
     torch.manual_seed(0)
     shape = (batchsize, crop_size, crop_size)
@@ -51,7 +54,8 @@ def batch_of(batchsize: int, crop_size: int) -> dict[str, Tensor]:
     label = torch.where(torch.rand(shape) < 0.03, pseudo, 255).to(torch.uint8)
     distances = {name: torch.randint(0, 256, shape, dtype=torch.uint8) for name in ("distance_s", "distance_c")}
     image = torch.randint(0, 256, (*shape, 3), dtype=torch.uint8)
-    return {"image": image, "label": label, "pseudo": pseudo} | distances
+    batch = Batch(image, label, pseudo, **distances)
+    return replace(batch, counts=count_batch(batch))
 
 
 def our_model(name: str) -> Segmenter:
@@ -72,17 +76,16 @@ def ours(
         compile_blocks(model)
     weights = dict.fromkeys(("seg", "pseudo", "lorm", "ds", "dc") if model.lorm else ("seg",), 1.0)
     smooth = 0.1 if model.lorm else 0.0
-    criterion = Criterion(weights, smooth, lorm_terms=model.backbone.channels[-1])
-    counted = batch | count_batch(batch)
+    criterion = Criterion(weights, label_smooth=smooth, lorm_terms=model.backbone.channels[-1])
     if model.lorm:
-        counted |= find_foreground(batch, size=model.backbone.feature_size(crop_size, crop_size))
-
-    here = to_device(counted, device)
+        size = model.backbone.feature_size(crop_size, crop_size)
+        batch = replace(batch, foreground=find_foreground(batch.maps["pseudo"], size=size))
+    here = batch.to(device)
 
     def forward() -> Tensor:
-        divisors = criterion.counts(counted).tolist()
+        divisors = criterion.counts(here).tolist()
         with autocast(amp, device):
-            outputs = model(here["image"], foreground_of(counted, device) if model.lorm else None)
+            outputs = model(here.image, here.foreground)
         return criterion(outputs, here, divisors)[0]
 
     return step_of(model, forward, fused=device.type == "cuda")
@@ -95,7 +98,7 @@ def torchvision_loop(
     import torchvision
 
     batch = batch_of(batchsize, crop_size)
-    image, label = normalised(batch["image"], our_model("deeplabv3")), batch["label"].long()
+    image, label = normalised(batch.image, our_model("deeplabv3")), batch.maps["label"].long()
     build = torchvision.models.segmentation.deeplabv3_resnet50
     model = build(weights=None, weights_backbone=None, aux_loss=None, num_classes=NUM_CLASSES).train().to(device)
     if compiled:
@@ -116,8 +119,8 @@ def plain(name: str, batchsize: int, crop_size: int) -> Step:
     for module in model.modules():
         if isinstance(module, Conv2d):
             module.__class__ = nn.Conv2d
-    image, label = normalised(batch["image"], model), batch["label"].long()
-    foreground = foreground_mask(batch["pseudo"], model.backbone.feature_size(crop_size, crop_size))
+    image, label = normalised(batch.image, model), batch.maps["label"].long()
+    foreground = foreground_mask(batch.maps["pseudo"], model.backbone.feature_size(crop_size, crop_size))
 
     def forward() -> Tensor:
         features = model.backbone(image)

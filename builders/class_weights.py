@@ -7,7 +7,7 @@ import torch
 
 from builders.model import active_terms
 from config import Config
-from config.losses import parse_loss, read_class_weights
+from config.losses import read_class_weights
 from data import histogram
 from data.dataset import SegmentationDataset
 from distributed.group import Group
@@ -23,7 +23,7 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
     """
     if cfg.class_weights == "none":
         return None
-    if "seg" not in active_terms(cfg) or "seg" not in parse_loss(cfg.loss):
+    if "seg" not in active_terms(cfg):
         log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce")
         return None
     weights = read_class_weights(cfg.class_weights, cfg.numclasses)

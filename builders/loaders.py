@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import models
 from builders.augmentation import get_transform
+from builders.model import active_terms
 from config import Config
 from config.shared import LaunchFlags
-from data.dataset import SegmentationDataset, as_is
+from data.dataset import EvalSet, TrainSet, as_is
 from data.distance import pseudo_distance, scribble_distance
-from data.histogram import count_batch
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, find_split
 from data.loader import EvalLoader, TrainLoader, loader_options
@@ -68,14 +68,17 @@ def find_training_files(cfg: Config) -> tuple[Split, dict[str, tuple[str, Callab
 
 def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
     files, compute = find_training_files(cfg)
-    extras: list[Callable] = [count_batch, *([find_points] if MAPS[cfg.dataset] == ("label",) else [])]
-    if models.MODELS[cfg.model_type].has_lorm and "pseudo" in MAPS[cfg.dataset]:
-        with torch.device("meta"):
+    # The workers do what only depends on labels: in a training step, the CPU would wait for the results of a GPU.
+    derive: dict[str, tuple[str, Callable]] = {}
+    if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
+        derive["points"] = "label", find_points
+    if "lorm" in active_terms(cfg):
+        with torch.device("meta"):  # no memory and no time for weights: only the size of the features is asked
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
-        extras.append(partial(find_foreground, size=size, background=cfg.background_class))
-    options: dict = {"extras": extras, "seed": cfg.seed, "label_map": get_label_map(cfg)}
-    dataset = SegmentationDataset(files, cfg.numclasses, transform=get_transform(cfg), compute=compute, **options)
+        derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
+    options: dict = {"compute": compute, "derive": derive, "seed": cfg.seed, "label_map": get_label_map(cfg)}
+    dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), **options)
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -95,7 +98,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
     Raises UserError if files are missing, or if a list other than the training list has a name twice.
     """
     files = find_masks(cfg, split)
-    dataset = SegmentationDataset(files, cfg.numclasses, label_map=get_label_map(cfg))
+    dataset = EvalSet(files, cfg.numclasses, label_map=get_label_map(cfg))
     name, number = Counter(dataset.names).most_common(1)[0]
     if number > 1 and split != cfg.train_split:
         raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")

@@ -7,8 +7,10 @@ from torch import nn
 
 import models
 from config import Config
+from config.losses import loss_weights
+from config.training import has_lorm
 from distributed.group import Group
-from losses.criterion import NEEDS, TERMS
+from losses.terms import TERMS
 from models import pretrained
 from models.compiled import compile_blocks
 from models.layers.norm import synchronize
@@ -53,7 +55,7 @@ def build_model(cfg: Config) -> models.Segmenter:
         grad_checkpointing=cfg.grad_checkpointing,
         lorm_scope=cfg.lorm_scope,
     )
-    models.freeze_unused(model)
+    model.backbone.freeze_unused(model.head)
     if model.lorm is not None and "lorm" not in active_terms(cfg):
         model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
     return model
@@ -64,11 +66,9 @@ def active_terms(cfg: Config) -> dict[str, float]:
 
     "lorm" also needs a model with LoRM.
     """
-    has_lorm = models.MODELS[cfg.model_type].has_lorm
+    maps = ("image", *MAPS[cfg.dataset])
     return {
-        term: weight
-        for term in TERMS
-        if (weight := getattr(cfg, f"l_{term}")) > 0
-        and NEEDS[term] in ("image", *MAPS[cfg.dataset])
-        and (term != "lorm" or has_lorm)
+        name: weight
+        for name, weight in loss_weights(cfg).items()
+        if weight > 0 and TERMS[name].map in maps and (name != "lorm" or has_lorm(cfg))
     }

@@ -9,7 +9,6 @@ import config
 import models
 from builders.model import active_terms
 from config import Config
-from config.losses import parse_loss
 from data.dataset import SegmentationDataset
 from distributed.checks import digest
 from distributed.group import Group
@@ -35,17 +34,13 @@ def get_criterion(
             f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train the head on: raise --l_seg or "
             "--l_pseudo"
         )
-    if "seg" in weights:
-        l_seg = weights.pop("seg")
-        weights = {name: l_seg * factor for name, factor in parse_loss(cfg.loss).items()} | weights
     rises = "; the weight of crf rises from 0 in the first half of the run" if "crf" in weights else ""
     log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}{rises}")
     return Criterion(
         weights,
-        cfg.label_smooth,
-        lorm_terms=0 if cfg.lorm_scope == "all" else raw_model.backbone.channels[-1],
-        sum_lorm_terms=lambda count: group.sum(count) * cfg.accum_steps,
+        label_smooth=cfg.label_smooth,
         class_weights=class_weights,
+        lorm_terms=0 if cfg.lorm_scope == "all" else raw_model.backbone.channels[-1],
     )
 
 

@@ -2,10 +2,12 @@
 
 import difflib
 import math
+from dataclasses import fields
+from typing import Any
 
 from support.errors import UserError
 
-# What --loss may name, and each one's name in losses/criterion.py and in the logs.
+# What --loss may name: the terms of losses/terms.py that --l_seg weights. Each other term has a flag --l_NAME.
 LOSSES = {"ce": "seg", "dice": "seg_dice", "lovasz": "seg_lovasz"}
 
 
@@ -30,6 +32,13 @@ def parse_loss(text: str) -> dict[str, float]:
             raise ValueError(f"{number!r} is not a factor: give a number above 0, as in 0.5*{name}")
         factors[LOSSES[name]] = factor
     return factors
+
+
+def loss_weights(flags: Any) -> dict[str, float]:
+    """Return {term of losses/terms.py: weight} of --loss and the flags --l_NAME."""
+    weights = {name: flags.l_seg * factor for name, factor in parse_loss(flags.loss).items()}
+    names = [item.name for item in fields(flags) if item.name.startswith("l_") and item.name != "l_seg"]
+    return weights | {name.removeprefix("l_"): getattr(flags, name) for name in names}
 
 
 def read_class_weights(text: str, num_classes: int) -> list[float] | None:

@@ -7,11 +7,21 @@ from config.flags import flag
 from support.errors import UserError
 from support.labels import MAPS
 
-MODEL_TYPES = (
-    "res50_ASPP_lorm res50_ASPP deeplabv3 deeplabv3_torchvision deeplabv3p deeplabv3p_lorm deeplabv3p_cdsp "
-    "deeplabv3p_cdsp_lorm deeplabv2 deeplabv3p_multi deeplabv3p_multi_lorm"
-)
-WIDE_HEADS = ("deeplabv3", "deeplabv3p", "deeplabv3p_lorm", "deeplabv3p_multi", "deeplabv3p_multi_lorm")
+# {--model_type: whether --head_channels sets the width of its head}, as the classes in models/heads.py say.
+MODEL_TYPES = {
+    "res50_ASPP_lorm": False,
+    "res50_ASPP": False,
+    "deeplabv3": True,
+    "deeplabv3_torchvision": True,
+    "deeplabv3p": True,
+    "deeplabv3p_lorm": True,
+    "deeplabv3p_cdsp": False,
+    "deeplabv3p_cdsp_lorm": False,
+    "deeplabv2": False,
+    "deeplabv3p_multi": True,
+    "deeplabv3p_multi_lorm": True,
+}
+WIDE_HEADS = f"--model_type {', '.join(name for name, is_wide in MODEL_TYPES.items() if is_wide)}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class ModelFlags:
     model_type: str = flag(
         "res50_ASPP_lorm",
         "architecture; res50_ASPP_lorm is CDSP's deeplabv2 [res50_ASPP_lorm; without pseudo-labels res50_ASPP]",
-        choices=tuple(MODEL_TYPES.split()),
+        choices=tuple(MODEL_TYPES),
     )
     backbone: str = flag(
         "resnet", "resnet: torchvision's, with --layers; timm:NAME: a network of timm (needs the package timm)"
@@ -91,10 +101,10 @@ class ModelFlags:
     )
     head_channels: int = flag(
         256,
-        "channels of the heads of deeplabv3, deeplabv3p and deeplabv3p_multi, with _lorm or without",
+        f"channels of the head, with {WIDE_HEADS}",
         ge=8,
         le=8192,
-        needs=(f"--model_type {', '.join(WIDE_HEADS)}", lambda flags: flags.model_type in WIDE_HEADS),
+        needs=(WIDE_HEADS, lambda flags: MODEL_TYPES[flags.model_type]),
     )
     stride_in_1x1: bool = flag(
         False,

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from config.flags import flag
+from config.losses import LOSSES
 from config.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
 from support.labels import MAPS
 
@@ -111,8 +112,10 @@ class TrainModelFlags:
 class LossFlags:
     """Losses (total = sum of weight * loss over the losses whose maps --dataset has)."""
 
+    # --l_NAME is the weight of the term NAME of losses/terms.py.
+
     loss: str = flag(
-        "ce", "losses on scribbles or dense masks, added up: ce, dice, lovasz, 0.5*dice", needs=of_map("label")
+        "ce", f"losses on scribbles or dense masks, added up: {', '.join(LOSSES)}, 0.5*dice", needs=of_map("label")
     )
     class_weights: str = flag(
         "none", "for ce: none, balanced (by frequency), or numbers, one a class: 1,2,0.5", needs=of_map("label")

@@ -1,6 +1,6 @@
 """Class frequencies in the labels, class weights from them, and the counts of a training batch."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import cv2
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data.images import read_label
 from data.label_map import LabelMap
-from support.labels import COUNTS
+from support.batch import Batch
 from support.processes import ThreadPool
 
 
@@ -21,17 +21,16 @@ def value_histogram(values: np.ndarray) -> np.ndarray:
     return cv2.calcHist([values], [0], None, [256], [0, 256]).ravel().astype(np.int64)
 
 
-def count_batch(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the counts of a batch that the losses are divided by, under their names in labels.COUNTS.
+def count_batch(batch: Batch) -> dict[str, Tensor]:
+    """Return {map: what the losses count in it} of a batch in CPU memory.
 
-    batch: {map: (B, H, W) uint8}, in CPU memory. A label map gives (B, 256) int64, the number of pixels of each value
-    in each image; a distance map gives (B,) int64, the number of pixels that are not 0.
+    A label map gives (B, 256) int64, the number of pixels of each value in each image; a distance map gives (B,) int64,
+    the number of pixels that are not 0.
     """
     counts = {}
-    for name in COUNTS.keys() & batch.keys():
-        maps = batch[name].numpy()
-        count = value_histogram if COUNTS[name].endswith("histogram") else cv2.countNonZero
-        counts[COUNTS[name]] = torch.from_numpy(np.array([count(values) for values in maps], np.int64))
+    for name, maps in batch.maps.items():
+        count = cv2.countNonZero if name.startswith("distance") else value_histogram
+        counts[name] = torch.from_numpy(np.array([count(values) for values in maps.numpy()], np.int64))
     return counts
 
 

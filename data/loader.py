@@ -10,7 +10,7 @@ import cv2
 import torch
 from torch.utils.data import DataLoader
 
-from data.dataset import SegmentationDataset
+from data.dataset import EvalSet, TrainSet
 from data.sampler import EvalBatches, TrainSampler
 from support.processes import end_with_parent, num_cores, starting
 from support.signals import ignore_signals
@@ -25,24 +25,23 @@ class Loader(DataLoader):
 
 
 class TrainLoader(Loader):
-    """DataLoader of shuffled, augmented training batches: {"image": (B, H, W, 3), other maps: (B, H, W)}, all uint8.
+    """DataLoader of shuffled, augmented training batches, each a support.batch.Batch. H and W are --crop_size.
 
-    The other maps are those that --dataset has in labels.MAPS. H and W are --crop_size. A batch also has the data set's
-    extras. sampler.set_position(epoch, samples) chooses the epoch and the number of samples to skip.
+    sampler.set_position(epoch, samples) chooses the epoch and the number of samples to skip.
     """
 
-    dataset: SegmentationDataset
+    dataset: TrainSet
     sampler: TrainSampler
 
 
 class EvalLoader(Loader):
-    """DataLoader of evaluation batches {"image": (B, H, W, 3) uint8, "label": (B, H, W) uint8, "index": (B,) int64}.
+    """DataLoader of evaluation batches, each a support.batch.EvalBatch. Its `indices` refer to dataset.names.
 
     All images of a batch have one size, and each image comes once over all processes. The batches do not depend on the
-    number of processes. "label" is the dense mask; "index" is the image's position in dataset.names.
+    number of processes.
     """
 
-    dataset: SegmentationDataset
+    dataset: EvalSet
     batch_sampler: EvalBatches
 
 
@@ -76,7 +75,7 @@ def _start_worker(worker_id: int) -> None:
     end_with_parent()
     # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.
     multiprocessing.queues.Queue._on_queue_feeder_error = lambda *_: os._exit(1)  # type: ignore[attr-defined]
-    cv2.setNumThreads(0)
+    cv2.setNumThreads(0)  # the workers are the threads: more of them would compete for the cores
     keep_freed_memory()
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from config import Config
 from data.classes import Classes, read_classes
-from data.dataset import SegmentationDataset
+from data.dataset import EvalSet
 from data.images.files import decode_bytes
 from evaluation.metrics import image_scores
 from evaluation.pictures import contours, to_hex
@@ -50,7 +50,7 @@ def page(
     checkpoint: Path,
     step: int | str,
     cfg: Config,
-    dataset: SegmentationDataset,
+    dataset: EvalSet,
     split: str,
     how: str,
     result: Result,

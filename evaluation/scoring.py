@@ -13,6 +13,7 @@ from distributed.group import Group
 from evaluation import metrics
 from evaluation.metrics import Scores, class_iou, confusion_matrix, mean_iou
 from evaluation.predictor import Cancelled, ImagePredictor, Step, no_step
+from support.batch import EvalBatch
 
 NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 
@@ -48,7 +49,7 @@ class Result:
 
 def score(
     predictor: ImagePredictor,
-    batches: Iterable[dict[str, Tensor]],
+    batches: Iterable[EvalBatch],
     names: list[str],
     num_classes: int,
     group: Group,
@@ -59,10 +60,9 @@ def score(
 ) -> Result:
     """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
-    batches: dicts with "image" (B, H, W, 3), "label" (B, H, W) uint8 and "index" (B,). names: of the images of all
-    ranks, by index. step: of window_steps(). keep_pngs: keep the predictions that images_to_show() may choose. visit:
-    called with image (H, W, 3), label and prediction (H, W) uint8 of each image that this rank predicts. Raises Stopped
-    on all ranks if one of them got a signal.
+    names: of the images of all ranks. step: of window_steps(). keep_pngs: keep the predictions that images_to_show()
+    may choose. visit: called with image (H, W, 3), label and prediction (H, W) uint8 of each image that this rank
+    predicts. Raises Stopped on all ranks if one of them got a signal.
     """
     confusion, counts = (
         torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
@@ -72,23 +72,22 @@ def score(
     for batch in batches:
         if group.stop:
             break
-        images, labels = (batch[name].to(group.device, non_blocking=True) for name in ("image", "label"))
+        images, labels = (values.to(group.device, non_blocking=True) for values in (batch.image, batch.label))
         try:
             predictions = predictor.labels(images, step)
         except Cancelled:
             break
-        indices = batch["index"].tolist()
-        for index, image, label, predicted in zip(indices, images, labels, predictions, strict=True):
+        for index, image, label, predicted in zip(batch.indices, images, labels, predictions, strict=True):
             own = confusion_matrix(predicted, label, num_classes)
             confusion += own
             counts[index] = metrics.class_counts(own)
             if visit:
                 visit(image, label, predicted)
         if keep_pngs:
-            kept = sorted([*pngs, *indices])  # an image not chosen among these is not chosen among all
+            kept = sorted([*pngs, *batch.indices])  # an image not chosen among these is not chosen among all
             kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
-            new = {index: predicted for index, predicted in zip(indices, predictions, strict=True) if index in kept}
-            pngs |= {index: label_png(predicted.cpu().numpy()) for index, predicted in new.items()}
+            new = {index: values for index, values in zip(batch.indices, predictions, strict=True) if index in kept}
+            pngs |= {index: label_png(values.cpu().numpy()) for index, values in new.items()}
             pngs = {index: pngs[index] for index in kept}
     group.raise_if_stopped()
     return Result(names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs)

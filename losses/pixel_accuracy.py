@@ -6,17 +6,19 @@ from torch import Tensor
 
 from losses.pixel_pass import CPU_BAND, GPU_BAND, MIN_ROWS
 from losses.upsampling import Axis
+from support.batch import Batch
 from support.labels import IGNORE
 
 
 @torch.no_grad()
-def count_hits(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+def count_hits(logits: Tensor, batch: Batch) -> Tensor:
     """Count the pixels where the argmax of the upsampled logits is right, and the labelled pixels: (2,) int64.
 
-    logits: (B, C, h, w). batch: with "label", or else "pseudo", (B, H, W) uint8, 255 = ignore. Nothing makes the CPU
-    wait for a GPU, and the full-size logits never exist: they are computed in bands of rows.
+    logits: (B, C, h, w). Labels are the batch's `label`, or else its `pseudo`. The CPU never waits for a GPU, and the
+    full-size logits never exist: they are computed in bands of rows.
     """
-    labels = batch["label"] if "label" in batch else batch["pseudo"]
+    labels = batch.maps.get("label", batch.pseudo)
+    assert labels is not None
     height, width = labels.shape[1:]
     down = Axis(logits.shape[2], height)
     row_bytes = 4 * logits.shape[1] * width

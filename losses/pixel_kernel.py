@@ -4,21 +4,18 @@ A program computes the pixels of one row that depend on one column of the low-re
 and adds up their gradient by that column. No two programs write to the same place: no atomics, the same bits each time.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from losses.pixel_pass import PixelPass
+from losses.pixel_pass import PixelPass
 
 TILE = 2048  # pixels times classes that a program holds at a time
 MAX_TARGETS = 2
 
 
-def run(work: "PixelPass") -> Tensor:
+def run(work: PixelPass) -> Tensor:
     """Fill the maps of a pass; return the gradient (B, C, h, w) without label smoothing's part."""
     num_images, num_classes, low_height, low_width = work.logits.shape
     table = work.logits.permute(0, 2, 3, 1).contiguous()  # (B, h, w, C)
@@ -32,6 +29,7 @@ def run(work: "PixelPass") -> Tensor:
         (target.label, target.slope, values, target.smooth)
         for target, values in zip(work.targets, work.cross_entropies, strict=True)
     ]
+    assert len(targets) <= MAX_TARGETS, "the kernel would leave out the others"
     targets += [(None, None, None, 0.0)] * (MAX_TARGETS - len(targets))
     block_c = triton.next_power_of_2(num_classes)
     _pixels[(num_images * work.height, low_width)](

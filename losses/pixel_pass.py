@@ -5,9 +5,7 @@ matrices with the logits; the transposed products take the band's gradient back 
 timing, so results repeat bit for bit, on CUDA too.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -15,8 +13,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from losses.upsampling import Axis
-
-log = logging.getLogger("segtrain")
 
 # Bytes of a band: on the CPU it stays in the cache; on a GPU each operation costs a launch.
 CPU_BAND, GPU_BAND = 2**20, 2**26
@@ -64,9 +60,8 @@ class PixelPass:
         self.gradient: Tensor
 
     @torch.no_grad()
-    def run(self) -> "PixelPass":
-        """Fill the maps, and compute the gradient."""
-        kernel = find_kernel(self.logits)
+    def run(self, kernel: Callable[["PixelPass"], Tensor] | None = None) -> "PixelPass":
+        """Fill the maps, and compute the gradient. kernel: does what run_bands() does; None: that does it."""
         self.gradient = (kernel(self) if kernel else self.run_bands()) + self._smoothing_gradient()
         return self
 
@@ -130,41 +125,6 @@ class PixelPass:
                 slope = self.row_weights.T @ target.slope @ self.column_weights  # (B, H, W) -> (B, h, w)
                 low -= (target.smooth / self.num_classes * slope).unsqueeze(1)
         return low
-
-
-def find_kernel(logits: Tensor) -> Callable[[PixelPass], Tensor] | None:
-    """Return the kernel that does a pass over these logits, or None: PyTorch's operations in bands do it."""
-    has_values = type(logits) is Tensor and not logits.is_meta  # FakeTensorMode's tensors are of another type
-    if has_values and logits.is_cuda and logits.dtype == torch.float32:
-        return tested_kernel(logits.device)
-    return None
-
-
-@cache
-def tested_kernel(device: torch.device) -> Callable[[PixelPass], Tensor] | None:
-    """Return the Triton kernel if it works on the device and agrees with the bands, else warn and return None.
-
-    It waits for the device, but only once.
-    """
-    logits, size = torch.arange(5 * 2 * 3, device=device).sin().view(1, 5, 2, 3), (3, 7)
-    label = (torch.arange(3 * 7, device=device) % 6).byte().view(1, 3, 7)
-    slope = (label < 5).float()
-    target = CrossEntropy(label, slope, 0.1)
-    own, bands = (PixelPass(logits, size, [target, target], slope) for _ in range(2))
-    try:
-        from losses import pixel_kernel
-
-        found = [pixel_kernel.run(own), own.cross_entropies[0], own.entropy]
-        expected = [bands.run_bands(), bands.cross_entropies[0], bands.entropy]
-        torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)  # wide: matrix products may be in TF32
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        log.warning(
-            f"the losses run without their Triton kernel, slower: {reason} (it needs Triton, a C compiler, Python's "
-            "headers, and a GPU of compute capability 8.0 or newer)"
-        )
-        return None
-    return pixel_kernel.run
 
 
 def add_gradient(loss: Tensor, logits: Tensor, gradient: Tensor | None) -> Tensor:

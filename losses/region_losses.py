@@ -3,24 +3,25 @@
 An image is never split over ranks or micro-batches, so the sums over images add up to those of the global batch.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from support.labels import IGNORE
 
-REGION_LOSSES = ("seg_dice", "seg_lovasz")
 
+def region_sums(
+    losses: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]], probs: Tensor, label: Tensor, histogram: Tensor
+) -> dict[str, Tensor]:
+    """Return {name: scalar} of losses by region, each summed over these images; differentiable.
 
-def region_sums(names: Collection[str], probs: Tensor, label: Tensor, histogram: Tensor) -> dict[str, Tensor]:
-    """Return {region loss: scalar}, each summed over these images, not divided by its count; differentiable.
-
-    names: the losses to compute, among others. probs: (B, C, H, W), float32 or float64. label: (B, H, W) uint8.
-    histogram: the number of pixels of each label value in each image, (B, 256), in CPU memory.
+    losses: functions such as dice_sum(). probs: (B, C, H, W), float32 or float64. label: (B, H, W) uint8. histogram:
+    the number of pixels of each label value in each image, (B, 256), in CPU memory, so that the CPU need not wait for a
+    GPU.
     """
     classes = [row.nonzero().flatten().tolist() for row in histogram[:, :IGNORE]]
-    parts: dict[str, list[Tensor]] = {name: [] for name in REGION_LOSSES if name in names}
+    parts: dict[str, list[Tensor]] = {name: [] for name in losses}
     # Use unbind: the backward pass of an index would fill a tensor of all classes for each index.
     for planes, values, present in zip(probs.flatten(2).unbind(), label.flatten(1), classes, strict=True):
         if not present:
@@ -29,10 +30,8 @@ def region_sums(names: Collection[str], probs: Tensor, label: Tensor, histogram:
         p = torch.stack([by_class[number] for number in present])
         inside = torch.stack([values == number for number in present])
         labelled = values != IGNORE
-        if "seg_dice" in parts:
-            parts["seg_dice"].append(dice_sum(p, inside, labelled))
-        if "seg_lovasz" in parts:
-            parts["seg_lovasz"].append(lovasz_sum(p, inside, labelled))
+        for name, image_sum in losses.items():
+            parts[name].append(image_sum(p, inside, labelled))
     nothing = probs[:0].sum() if not any(classes) else None  # 0 with a gradient: DDP waits for one
     return {name: torch.stack(found).sum() if nothing is None else nothing for name, found in parts.items()}
 

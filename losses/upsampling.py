@@ -1,6 +1,6 @@
 """Bilinear upsampling: of a band of rows, as matrix products, and of a few pixels, from their four neighbours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from support.labels import IGNORE, POINTS
+from support.labels import IGNORE
 
 Number = TypeVar("Number", int, Tensor)
 FEW = 0.25  # above this share of labelled pixels, a pass over all pixels is as fast
@@ -58,15 +58,15 @@ class Axis:
         return at * (self.num_in - 1)
 
 
-def find_points(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the labelled pixels of a batch's "label" under the name in labels.POINTS, or {} if they are not few.
+def find_points(label: Tensor) -> Tensor | None:
+    """Return the labelled pixels of a label (B, H, W) uint8 in CPU memory, or None if they are not few.
 
-    label: (B, H, W) uint8 in CPU memory; 255 = unlabelled. The pixels are indices into the flattened label, int64
-    (N,). The loader's workers call this, so that a training step need not.
+    255 = unlabelled. The pixels are indices into the flattened label, int64 (N,). The loader's workers call this, so
+    that a training step need not.
     """
-    labelled = (batch["label"] != IGNORE).flatten()
+    labelled = (label != IGNORE).flatten()
     few = torch.count_nonzero(labelled) <= FEW * len(labelled)
-    return {POINTS: labelled.nonzero().flatten()} if few else {}
+    return labelled.nonzero().flatten() if few else None
 
 
 def sample(logits: Tensor, size: Sequence[int], points: Tensor) -> Tensor:

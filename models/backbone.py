@@ -43,6 +43,12 @@ class Backbone(nn.Module):
         """Return the names of parameters, such as position embeddings, that the network's authors do not decay."""
         return set()
 
+    def freeze_unused(self, head: nn.Module) -> None:
+        """Turn off the gradients of parameters that the logits of a head do not depend on.
+
+        DistributedDataParallel would wait for them. By default, all parameters are used.
+        """
+
     @torch.no_grad()
     def feature_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the (height, width) of the deepest features for an image of height x width pixels."""

@@ -1,6 +1,5 @@
 """Segmentation heads. Each maps a backbone's features, from the finest to the deepest, to logits (B, classes, h, w).
 
-channels: the number of channels of each of the features. stride: that of the deepest. width: channels of the head.
 Dilations are meant for stride 8. At another stride they change, so that they cover as many pixels (arXiv:1706.05587).
 """
 
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.backbone import MULTI_GRID, Dilations
 from models.layers.blocks import ConvNormReLU
 from models.layers.convolution import Conv2d
 from models.layers.fused import can_fuse, norm_relu_conv
@@ -85,10 +85,32 @@ class ASPP(nn.Module):
         return self.bn1(result)
 
 
-class ASPPHead(nn.Module):
+class Head(nn.Module):
+    """A head, made from the channels of each of the features, the number of classes, and the stride of the deepest.
+
+    names: the values of --model_type that have this head; *_lorm: with LoRM. A class with names registers itself in
+    HEADS. has_width: the head is also made from `width`, by --head_channels. dilations, ceil_mode: of its
+    ResNetBackbone.
+    """
+
+    names: tuple[str, ...]
+    has_width = False
+    dilations: Dilations = MULTI_GRID
+    ceil_mode = True
+
+    def __init_subclass__(cls) -> None:
+        HEADS.update(dict.fromkeys(vars(cls).get("names", ()), cls))
+
+
+HEADS: dict[str, type[Head]] = {}  # by --model_type
+
+
+class ASPPHead(Head):
     """CDSP's head: an ASPP whose output channels are the classes. Logits at stride 8."""
 
-    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
+    names = ("res50_ASPP_lorm", "res50_ASPP")
+
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8):
         super().__init__()
         self.aspp = ASPP(channels[-1], num_classes, CDSP_RATES, stride)
 
@@ -96,10 +118,13 @@ class ASPPHead(nn.Module):
         return self.aspp(features[-1])
 
 
-class DeepLabV2Head(nn.Module):
+class DeepLabV2Head(Head):
     """DeepLabV2's head: the sum of four dilated 3x3 classifiers (arXiv:1606.00915). Logits at stride 8."""
 
-    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
+    names = ("deeplabv2",)
+    dilations = (2,), (4,)
+
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8):
         super().__init__()
         self.classifiers = nn.ModuleList(
             nn.Conv2d(channels[-1], num_classes, 3, padding=rate, dilation=rate)
@@ -110,8 +135,11 @@ class DeepLabV2Head(nn.Module):
         return torch.stack([classifier(features[-1]) for classifier in self.classifiers]).sum(0)
 
 
-class DeepLabV3Head(nn.Module):
+class DeepLabV3Head(Head):
     """DeepLabV3's head (arXiv:1706.05587): ASPP with 256 channels, 3x3 convolution, classifier. Logits at stride 8."""
+
+    names = ("deeplabv3",)
+    has_width = True
 
     def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
         super().__init__()
@@ -124,8 +152,19 @@ class DeepLabV3Head(nn.Module):
         return self.classifier(self.aspp(features[-1]))
 
 
-class DeepLabV3PlusHead(nn.Module):
+class TorchvisionDeepLabV3Head(DeepLabV3Head):
+    """DeepLabV3's head on the backbone that torchvision gives it, for torchvision's weights. Logits at stride 8."""
+
+    names = ("deeplabv3_torchvision",)
+    dilations = (1, 2), (2, 4)
+    ceil_mode = False
+
+
+class DeepLabV3PlusHead(Head):
     """DeepLabV3+'s head: ASPP, joined with layer1's features (arXiv:1802.02611). Logits at stride 4."""
+
+    names = ("deeplabv3p", "deeplabv3p_lorm")
+    has_width = True
 
     def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
         super().__init__()
@@ -142,14 +181,16 @@ class DeepLabV3PlusHead(nn.Module):
         return _merge(F.relu(self.aspp(features[-1])), [self.low(features[0])], [self.classifier])
 
 
-class CDSPDeepLabV3PlusHead(nn.Module):
+class CDSPDeepLabV3PlusHead(Head):
     """DeepLabV3+'s head as CDSP's authors released it. Logits at stride 4.
 
     ASPP has rates 6, 12, 18 and dropout after it; layer1's features come first in the concatenation. The weights have
     the shapes of DeepLabV3PlusHead's but another meaning, so the parts have other names.
     """
 
-    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
+    names = ("deeplabv3p_cdsp", "deeplabv3p_cdsp_lorm")
+
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8):
         super().__init__()
         self.aspp = ASPP(channels[-1], 256, CDSP_V3PLUS_RATES, stride)
         self.dropout = nn.Dropout(0.5)
@@ -164,13 +205,16 @@ class CDSPDeepLabV3PlusHead(nn.Module):
         return self.classifier(self.fuse(torch.cat([self.reduce(low), x], dim=1)))
 
 
-class DeepLabV3PlusMultiHead(nn.Module):
+class DeepLabV3PlusMultiHead(Head):
     """DeepLabV3+'s head, joined with the features of every finer stride in turn, as in Panoptic-DeepLab.
 
     ASPP at the deepest stride, then for each finer one: upsampling, concatenation with a 1x1 convolution of its
     features (64 channels, or 32 at the finest), and a 3x3 convolution (arXiv:1911.10194, section 3.1, but with full
     instead of separable convolutions). No dropout. Logits at the finest stride.
     """
+
+    names = ("deeplabv3p_multi", "deeplabv3p_multi_lorm")
+    has_width = True
 
     def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8, width: int = 256):
         super().__init__()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.foreground import Foreground
+from support.batch import Foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
 GROUP_POSITIONS = 4096  # at most, in small images whose keys are computed at once; more would need more memory

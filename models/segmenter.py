@@ -4,24 +4,25 @@ import torch
 from torch import Tensor, nn
 
 from models.backbone import Backbone
-from models.foreground import Foreground
+from models.heads import Head
 from models.layers.norm import BATCH_NORMS
 from models.lorm import LoRM
+from support.batch import Foreground
 from support.errors import UserError
 
 
 class Segmenter(nn.Module):
     """A segmentation model for RGB images of 8 bits.
 
-    head: class from models.heads. head_channels: its width. lorm_scope: "foreground" or "all" (models.lorm); None: no
-    LoRM. freeze_bn: batch norm uses its running statistics in training too. freeze_backbone: number of the backbone's
-    parts, from the input, that are frozen.
+    head: class from models.heads. head_channels: its width, if it has one. lorm_scope: "foreground" or "all"
+    (models.lorm); None: no LoRM. freeze_bn: batch norm uses its running statistics in training too. freeze_backbone:
+    number of the backbone's parts, from the input, that are frozen.
     """
 
     def __init__(
         self,
         backbone: Backbone,
-        head: type[nn.Module],
+        head: type[Head],
         num_classes: int,
         *,
         head_channels: int = 256,
@@ -31,7 +32,8 @@ class Segmenter(nn.Module):
     ):
         super().__init__()
         self.backbone = backbone
-        self.head = head(backbone.channels, num_classes, stride=backbone.strides[-1], width=head_channels)
+        width: dict = {"width": head_channels} if head.has_width else {}
+        self.head = head(backbone.channels, num_classes, stride=backbone.strides[-1], **width)
         self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
         self.num_classes, self.freeze_bn = num_classes, freeze_bn
         self.frozen = freeze(backbone, freeze_backbone)

@@ -1,5 +1,6 @@
 """Networks of timm (github.com/huggingface/pytorch-image-models) as backbones: --backbone timm:NAME."""
 
+import copy
 import difflib
 import functools
 import itertools
@@ -69,6 +70,13 @@ class TimmBackbone(Backbone):
 
     def no_weight_decay(self) -> set[str]:
         return {f"body.{name}" for name in getattr(self.body, "no_weight_decay", set)()}
+
+    def freeze_unused(self, head: nn.Module) -> None:
+        backbone, head = (copy.deepcopy(part).to("meta").train() for part in (self, head))
+        head(backbone(torch.empty(2, 3, *PROBES[0], device="meta"))).sum().backward()
+        for own, copied in zip(self.parameters(), backbone.parameters(), strict=True):
+            if copied.grad is None:
+                own.requires_grad_(False)
 
     def blocks(self) -> list[nn.Module]:
         # elements of the network's sequences that hold no further sequence

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 import config
-from data.dataset import SegmentationDataset
+from data.dataset import EvalSet
 from distributed import checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS
@@ -87,7 +87,7 @@ class Run:
         if self.is_new and self.group.is_main:
             self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._write_samples(draw()))
 
-    def report(self, step: int, result: Result, val_set: SegmentationDataset, *, is_best: bool) -> None:
+    def report(self, step: int, result: Result, val_set: EvalSet, *, is_best: bool) -> None:
         """Let the next save() write report.html: of this validation if it is the best, else with new curves.
 
         Collective. result: from score(keep_pngs=True) after optimizer step `step`.

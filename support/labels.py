@@ -15,20 +15,6 @@ MAPS = {
     "ScribblePseudoDsDc": ("label", "pseudo", "distance_s", "distance_c"),
 }
 
-# What the loader counts in each map of a batch (data.histogram.count_batch). It stays in CPU memory.
-COUNTS = {
-    "label": "label_histogram",
-    "pseudo": "pseudo_histogram",
-    "distance_s": "distance_s_nonzero",
-    "distance_c": "distance_c_nonzero",
-}
-
-# The labelled pixels of a batch whose labels are few (losses.upsampling).
-POINTS = "label_points"
-
-# LoRM's queries in a batch (models.foreground): their positions, and the number of each image, in CPU memory.
-FOREGROUND = ("foreground", "foreground_counts")
-
 # Names of the background's class, in lower case. The last two are LabelMe's.
 BACKGROUND = ("background", "_background_", "__background__")
 

@@ -6,6 +6,8 @@ import torchvision
 from torch import Tensor
 from torchvision.models.resnet import Bottleneck, ResNet
 
+from support.batch import Batch
+
 # models/KIND.py of the release: its --model_type here, and how many entries its state_dict() has for a ResNet-50 and 21
 # classes, counted once by running it.
 KINDS = {
@@ -148,13 +150,13 @@ class Plain:
         difference = x - self.w["layer_camatt.gamma"] * rectified * foreground
         return difference.square().sum() / torch.count_nonzero(difference)
 
-    def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        low, x = self.features(batch["image"])
-        size = batch["image"].shape[1:3]
+    def loss(self, batch: Batch) -> Tensor:
+        low, x = self.features(batch.image)
+        size = batch.image.shape[1:3]
         logits = F.interpolate(self.logits(low, x), size, mode="bilinear", align_corners=True)
         entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
-        total = F.cross_entropy(logits, batch["label"].long(), ignore_index=255)
-        total = total + F.cross_entropy(logits, batch["pseudo"].long(), ignore_index=255, label_smoothing=0.1)
+        total = F.cross_entropy(logits, batch.label.long(), ignore_index=255)
+        total = total + F.cross_entropy(logits, batch.pseudo.long(), ignore_index=255, label_smoothing=0.1)
         for name in ("distance_s", "distance_c"):
-            total = total + (batch[name] / 255 * entropy).sum() / torch.count_nonzero(batch[name])
-        return total + self.lorm(x, batch["pseudo"])
+            total = total + (batch.maps[name] / 255 * entropy).sum() / torch.count_nonzero(batch.maps[name])
+        return total + self.lorm(x, batch.pseudo)

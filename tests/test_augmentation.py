@@ -64,7 +64,7 @@ def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
     rows = [
         # the image, and this with the scribbles and the pseudo-labels
         [image, overlay(image, label, classes.colours, 0), overlay(image, pseudo, classes.colours, 0)]
-        for image, label, pseudo in zip(*(batch[name].numpy() for name in ("image", "label", "pseudo")), strict=True)
+        for image, label, pseudo in zip(batch.image.numpy(), batch.label.numpy(), batch.pseudo.numpy(), strict=True)
     ]
     assert np.array_equal(picture, sheet(rows))
 

@@ -22,7 +22,7 @@ timm = pytest.importorskip("timm")
 def build(name: str, model_type: str = "deeplabv3p_multi", **options) -> models.Segmenter:
     torch.manual_seed(0)
     model = models.build(model_type, backbone=f"timm:{name}", num_classes=4, head_channels=16, **options)
-    models.freeze_unused(model)
+    model.backbone.freeze_unused(model.head)
     return model
 
 

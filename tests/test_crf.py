@@ -59,7 +59,7 @@ def test_two_pixels(colour, kernel):
     # probabilities (3/4, 1/4) and (1/2, 1/2): 1 - 3/8 - 1/8 = 1/2 from each side, mean over 2 positions;
     # colours 0 and 51 in three channels: 3 * 51^2 / (2 * 25.5^2) = 6
     batch = batch_of(label=[[255, 255]])
-    batch["image"][0, 0, 1] = colour
+    batch.image[0, 0, 1] = colour
     assert losses(Criterion({"crf": 1.0}), two_pixels(), batch)["crf"] == pytest.approx(kernel / 2, rel=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_the_weight_rises_in_the_first_half_of_the_run():
         leaf = logits.clone().requires_grad_()
         total, (seg, crf) = criterion({"logits": leaf}, batch, [1.0, 1.0], progress)
         assert float(total.detach()) == pytest.approx(float(seg) + factor * float(crf))
-        expected = F.cross_entropy(leaf[..., 0], torch.tensor([[0]])) + factor * crf_sum(leaf, batch["image"])
+        expected = F.cross_entropy(leaf[..., 0], torch.tensor([[0]])) + factor * crf_sum(leaf, batch.image)
         (gradient,), (slow,) = (torch.autograd.grad(value, leaf) for value in (total, expected))
         torch.testing.assert_close(gradient, slow)
         logged = criterion.by_name(torch.stack([seg, crf]), progress)["loss"]

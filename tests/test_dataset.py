@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, TiffImagePlugin
 
-from data.dataset import SegmentationDataset
+from data.dataset import EvalSet
 from data.images import image_size, read_distance, read_header, read_image, read_label
 from data.layout import Split, read_list
 from support.errors import UserError
@@ -37,8 +37,8 @@ def folders(tmp_path):
     return {"image": tmp_path / "image", "label": tmp_path / "label"}
 
 
-def dataset(folders, *names: str) -> SegmentationDataset:
-    return SegmentationDataset(Split(folders, list(names or "a")), 3)
+def dataset(folders, *names: str) -> EvalSet:
+    return EvalSet(Split(folders, list(names or "a")), 3)
 
 
 def test_d18_palette_png_is_read_as_indices(tmp_path):

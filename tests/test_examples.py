@@ -10,6 +10,7 @@ from PIL import Image
 
 from distributed.group import Group
 from evaluation.scoring import gather_predictions, score
+from support.batch import EvalBatch
 
 NUM_IMAGES, WORST = 60, 37
 GROUP = Group(torch.device("cpu"))
@@ -54,9 +55,9 @@ def plain_choice() -> list[int]:
 def batches(indices: list[int], size: int):
     """The prediction is in the image's first channel."""
     for start in range(0, len(indices), size):
-        index = torch.tensor(indices[start : start + size])
-        image = np.repeat(PREDICTED[index.numpy()][..., None], 3, axis=3)
-        yield {"image": torch.from_numpy(image), "label": torch.from_numpy(LABELS[index.numpy()]), "index": index}
+        index = indices[start : start + size]
+        image = np.repeat(PREDICTED[index][..., None], 3, axis=3)
+        yield EvalBatch(torch.from_numpy(image), torch.from_numpy(LABELS[index]), index)
 
 
 def scored(indices: list[int], size: int = 4):

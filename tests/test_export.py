@@ -176,7 +176,7 @@ def test_exported_model_gets_images_of_its_long_side(long_side):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deeplabv2", "deeplabv3_torchvision", "deeplabv3p_cdsp", "deeplabv3p_multi"])
+@pytest.mark.parametrize("name", sorted({head.names[-1] for head in models.HEADS.values()}))
 def test_every_model_is_traced_for_all_sizes(name):
     model = varied_model(name, 0)
     whole = graph.WholeImage(model)

@@ -52,7 +52,7 @@ def build(network: str, **options) -> models.Segmenter:
     torch.manual_seed(0)
     name = f"timm:{thin(network)}"
     model = models.build("deeplabv3p_multi", backbone=name, num_classes=4, head_channels=8, **options)
-    models.freeze_unused(model)
+    model.backbone.freeze_unused(model.head)
     for module in model.double().modules():
         for value in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if isinstance(module, _BatchNorm) and value.is_floating_point():

@@ -16,9 +16,7 @@ from builders.class_weights import get_class_weights
 from config.losses import read_class_weights
 from data.histogram import class_weights, value_histogram
 from distributed.group import Group
-from losses.criterion import to_device
 from support.errors import UserError
-from support.labels import COUNTS
 
 GROUP = Group(torch.device("cpu"))
 
@@ -40,12 +38,11 @@ def test_every_value_is_counted_also_beyond_the_whole_numbers_of_float32(shape):
 def test_c3_the_loader_counts_pixels(demo_root):
     more = {"model_type": "res50_ASPP", "batchsize": 4, "crop_size": 97, "workers": 0}
     batch = next(iter(utils.get_loader(config.parse(flags(dataset_path=demo_root, **more)), "train", GROUP)))
-    for name, counted in COUNTS.items():
-        maps = batch[name].numpy()
-        by_image = [np.bincount(values.ravel(), minlength=256) for values in maps]
-        expected = by_image if "histogram" in counted else [np.count_nonzero(values) for values in maps]
-        assert batch[counted].tolist() == np.array(expected).tolist()
-    assert set(to_device(batch, GROUP.device)) == {"image", *COUNTS, COUNTS["label"]}
+    assert set(batch.counts) == set(batch.maps) == {"label", "pseudo", "distance_s", "distance_c"}
+    for name, maps in batch.maps.items():
+        by_image = [np.bincount(values.ravel(), minlength=256) for values in maps.numpy()]
+        expected = [np.count_nonzero(values) for values in maps.numpy()] if "distance" in name else by_image
+        assert batch.counts[name].tolist() == np.array(expected).tolist()
 
 
 def test_weights_by_enets_rule():
@@ -93,5 +90,5 @@ def test_criterion_has_the_losses_of_its_flags(demo_root, caplog):
     model = models.build("res50_ASPP", layers=18, num_classes=5)
     criterion = utils.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
     assert criterion.weights == {"seg_dice": 2, "seg": 1}
-    assert criterion.weight_of[:5].tolist() == [1, 2, 3, 4, 5]
+    assert criterion.terms["seg"].weight_of[:5].tolist() == [1, 2, 3, 4, 5]
     assert caplog.messages == ["losses: 2 seg_dice + 1 seg"]

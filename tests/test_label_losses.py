@@ -1,18 +1,25 @@
 """The losses that --loss adds up, against slow ones written from their definitions, and numbers worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import REPO
 
-from config.losses import LOSSES, parse_loss
+from config.flags import flags_of
+from config.losses import LOSSES, loss_weights, parse_loss
+from config.training import Config, LossFlags
 from data.histogram import count_batch
 from losses.criterion import Criterion
-from losses.region_losses import REGION_LOSSES
+from losses.terms import TERMS
+from support.batch import Batch, Foreground
+from support.labels import MAPS
 
 WEIGHTS = [0.5, 2.0, 3.0, 0.25]
 
-LABEL_LOSSES = ("seg", *REGION_LOSSES)
+LABEL_LOSSES = [name for name, term in TERMS.items() if term.map == "label"]
 
 
 def random_batch(num_images: int = 4, dtype=torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,17 +32,36 @@ def random_batch(num_images: int = 4, dtype=torch.float64) -> tuple[torch.Tensor
     return logits.to(dtype).requires_grad_(), label
 
 
-def batch_of(label: torch.Tensor) -> dict[str, torch.Tensor]:
-    batch = {"image": torch.zeros(*label.shape, 3, dtype=torch.uint8), "label": label}
-    return batch | count_batch(batch)
+def batch_of(label: torch.Tensor) -> Batch:
+    """A batch whose image and other maps are the label, too."""
+    foreground = Foreground(torch.arange(len(label)), [1] * len(label))
+    batch = Batch(label.unsqueeze(3).expand(-1, -1, -1, 3), label, label, label, label, foreground=foreground)
+    return replace(batch, counts=count_batch(batch))
 
 
 def loss_of(name: str, logits: torch.Tensor, label: torch.Tensor, **options) -> torch.Tensor:
     """One loss of a batch that is all of the global batch."""
     criterion = Criterion({name: 1.0}, **options)
     batch = batch_of(label)
-    total, _ = criterion({"logits": logits}, batch, criterion.counts(batch).tolist())
+    total, _ = criterion(outputs_of(logits), batch, criterion.counts(batch).tolist())
     return total
+
+
+def outputs_of(logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"logits": logits, "lorm": logits.square().sum()}
+
+
+def test_each_term_is_declared_for_the_data_sets_that_have_its_map_and_documented():
+    """A term without a flag never trains; one that --loss or a flag names without a class ends the run."""
+    flags, page = flags_of(LossFlags), (REPO / "docs/losses.md").read_text(encoding="utf-8")
+    every = Config(loss="+".join(LOSSES))
+    assert set(loss_weights(every)) == set(TERMS)
+    for name, term in TERMS.items():
+        assert f"`{name}`" in page, f"docs/losses.md lacks {name}"
+        needs = flags["loss" if name in LOSSES.values() else f"l_{name}"].needs
+        for dataset, maps in MAPS.items():
+            every.dataset = dataset
+            assert (needs is None or needs[1](every)) == (term.map in ("image", *maps)), f"{name} with {dataset}"
 
 
 def pixels(logits: torch.Tensor, label: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -92,23 +118,23 @@ def test_losses_by_region_are_their_definitions(name, slow):
     assert torch.autograd.gradcheck(lambda x: loss_of(name, x, label), logits)
 
 
-@pytest.mark.parametrize("name", LABEL_LOSSES)
+@pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("size", [1, 2])
 def test_parts_of_a_batch_add_up_to_the_whole(name, size):
     """Promise 1: 4 images, or 2 and 2, by the counts of all; the first image has no label at all."""
     logits, label = random_batch()
     label[0] = 255
-    criterion = Criterion({name: 1.0}, class_weights=WEIGHTS)
-    whole = loss_of(name, logits, label, class_weights=WEIGHTS)
+    options = {"class_weights": WEIGHTS, "label_smooth": 0.1, "lorm_terms": 3}
+    criterion, whole = Criterion({name: 1.0}, **options), loss_of(name, logits, label, **options)
     [whole_grad] = torch.autograd.grad(whole, logits)
     pieces = [(logits[at : at + size], batch_of(label[at : at + size])) for at in range(0, 4, size)]
     counts = sum(criterion.counts(batch) for _, batch in pieces).tolist()
-    parts = [criterion({"logits": some}, batch, counts)[0] for some, batch in pieces]
+    parts = [criterion(outputs_of(some), batch, counts)[0] for some, batch in pieces]
     torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
     [grad] = torch.autograd.grad(sum(parts), logits)
     torch.testing.assert_close(grad, whole_grad, rtol=1e-12, atol=1e-18)
     assert whole > 0
-    assert size == 2 or parts[0] == 0
+    assert size == 2 or (parts[0] == 0) == (TERMS[name].map in ("label", "pseudo") and name != "lorm")
 
 
 @pytest.mark.parametrize("name", LABEL_LOSSES)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.dataset import SegmentationDataset
+from data.dataset import EvalSet
 from data.folders import left_out, list_folder
 from data.images import read_label
 from data.layout import find_split, pair_files
@@ -35,8 +35,8 @@ def put_pairs(root: Path, *names: str, image: str = ".jpg", mask: str = ".png") 
         put(root / "masks" / (name + mask))
 
 
-def find(root: Path, split: str = "train", **paths: str) -> SegmentationDataset:
-    return SegmentationDataset(find_split(root, "Folder", split, {"label": paths.pop("label_path", "")}, **paths), 2)
+def find(root: Path, split: str = "train", **paths: str) -> EvalSet:
+    return EvalSet(find_split(root, "Folder", split, {"label": paths.pop("label_path", "")}, **paths), 2)
 
 
 def test_subfolders_are_splits_and_pairs_are_found_at_any_depth(tmp_path):

@@ -9,7 +9,7 @@ from PIL import Image
 import config
 import evaluate
 import utils
-from data.dataset import SegmentationDataset
+from data.dataset import TrainSet
 from data.distance import pseudo_distance, scribble_distance
 from data.images import image_size, read_image
 from data.images.resize import large_images, scaled_size, shrink
@@ -164,7 +164,7 @@ def test_label_of_another_size_is_named_though_the_photo_is_decoded_small(tmp_pa
         suffix, mode = ("jpg", "RGB") if folder == "images" else ("png", "L")
         Image.new(mode, size).save(tmp_path / folder / f"train/a.{suffix}")
     split = find_split(tmp_path, "Folder", "train", {"label": ""})
-    dataset = SegmentationDataset(split, 2, transform=TrainTransform(33, long_side=100))
+    dataset = TrainSet(split, 2, transform=TrainTransform(33, long_side=100))
     with pytest.raises(UserError, match=r"a\.png: 200x150 pixels, but its image .*a\.jpg has 400x300"):
         dataset[0, 0]
 

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from models import lorm
-from models.foreground import Foreground, find_foreground, foreground_mask, foreground_of
+from models.foreground import find_foreground, foreground_mask
 from models.lorm import LoRM
+from support.batch import Foreground
 
-CPU = torch.device("cpu")
 SHARES = {"some": (0.4, 0.6), "one image without": (0.0, 0.5), "none": (0.0, 0.0), "all": (1.0, 1.0)}
 
 
@@ -98,7 +98,7 @@ def test_positions_are_those_of_the_mask(background):
     pseudo[1] = 255  # no foreground
     size = 5, 6
     mask = foreground_mask(pseudo, size, background)
-    positions, counts = foreground_of(find_foreground({"pseudo": pseudo}, size=size, background=background), CPU)
+    positions, counts = find_foreground(pseudo, size=size, background=background)
     found = torch.zeros_like(mask.flatten(1))
     for row, here in zip(found, positions.split(counts), strict=True):
         row[here] = True

@@ -1,29 +1,29 @@
 """Losses, by numbers worked out by hand."""
 
+import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from data.histogram import count_batch
-from losses.criterion import NEEDS, TERMS, Criterion
-from support.labels import FOREGROUND
+from losses.criterion import Criterion
+from losses.terms import TERMS
+from support.batch import Batch, Foreground
 
-ALL = {name: 1.0 for name in TERMS if NEEDS[name] != "image"}
+ALL = {name: 1.0 for name, term in TERMS.items() if term.map != "image"}
 
 
-def batch_of(num_foreground: int = 0, **maps) -> dict[str, torch.Tensor]:
+def batch_of(num_foreground: int = 0, **maps) -> Batch:
     """Maps given as nested lists (H, W) of one image; the others blank. With the counts that the loader makes."""
     size = torch.tensor(next(iter(maps.values()))).shape
-    batch = {
-        "image": torch.zeros(1, *size, 3, dtype=torch.uint8),
-        "label": torch.full((1, *size), 255, dtype=torch.uint8),
-        "pseudo": torch.full((1, *size), 255, dtype=torch.uint8),
-        "distance_s": torch.zeros(1, *size, dtype=torch.uint8),
-        "distance_c": torch.zeros(1, *size, dtype=torch.uint8),
-    }
-    batch |= {name: torch.tensor([values], dtype=torch.uint8) for name, values in maps.items()}
-    return batch | count_batch(batch) | {FOREGROUND[1]: torch.tensor([num_foreground])}
+    blank = dict.fromkeys(("label", "pseudo"), torch.full((1, *size), 255, dtype=torch.uint8))
+    blank |= dict.fromkeys(("distance_s", "distance_c"), torch.zeros(1, *size, dtype=torch.uint8))
+    given = {name: torch.tensor([values], dtype=torch.uint8) for name, values in maps.items()}
+    foreground = Foreground(torch.arange(num_foreground), [num_foreground])
+    batch = Batch(torch.zeros(1, *size, 3, dtype=torch.uint8), **blank | given, foreground=foreground)
+    return replace(batch, counts=count_batch(batch))
 
 
 def losses(criterion: Criterion, logits: torch.Tensor, batch, lorm_sum=0.0) -> dict[str, float]:
@@ -74,14 +74,15 @@ def test_d3_d8_every_loss_is_0_without_labels():
     criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=64)
     batch = batch_of(label=[[255, 255]])
     total, parts = criterion({"logits": logits, "lorm": logits.sum() * 0}, batch, criterion.counts(batch).tolist())
-    assert parts.tolist() == [0.0] * 5
+    assert parts.tolist() == [0.0] * len(ALL)
     total.backward()
     assert logits.grad.abs().max() == 0
 
 
 def test_d1_d2_inputs_are_never_written_to():
     batch = batch_of(1, label=[[0, 255]], pseudo=[[1, 255]], distance_s=[[255, 3]], distance_c=[[0, 9]])
-    before = {name: values.clone() for name, values in batch.items()}
+    before = copy.deepcopy(batch)
     criterion = Criterion(ALL, label_smooth=0.1, lorm_terms=1)
     assert losses(criterion, two_pixels(), batch, 1.0) == losses(criterion, two_pixels(), batch, 1.0)
-    assert all(torch.equal(batch[name], before[name]) for name in batch)
+    assert all(torch.equal(values, before.maps[name]) for name, values in batch.maps.items())
+    assert all(torch.equal(values, before.counts[name]) for name, values in batch.counts.items())

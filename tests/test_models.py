@@ -1,16 +1,19 @@
 """Models: shapes, odd sizes, a batch of one, strides, LoRM, and weights from elsewhere."""
 
 import math
+from inspect import signature
 
 import pytest
 import torch
 from torch import nn
 
 import models
-from models.foreground import Foreground, find_foreground, foreground_mask, foreground_of
+from config.shared import MODEL_TYPES
+from models.foreground import find_foreground, foreground_mask
 from models.heads import ASPP
 from models.lorm import LoRM
 from models.pretrained import load_weights
+from support.batch import Foreground
 
 NUM_CLASSES = 4
 
@@ -23,17 +26,22 @@ def images(batch: int, height: int, width: int) -> torch.Tensor:
 def foreground(model: models.Segmenter, pseudo_label: torch.Tensor) -> Foreground:
     """The foreground of a pseudo-label (B, H, W)."""
     size = model.backbone.feature_size(*pseudo_label.shape[1:])
-    return foreground_of(find_foreground({"pseudo": pseudo_label}, size=size), pseudo_label.device)
+    return find_foreground(pseudo_label, size=size)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+def test_each_head_is_a_model_type_that_says_whether_it_has_a_width():
+    assert {name: "width" in signature(head).parameters for name, head in models.HEADS.items()} == MODEL_TYPES
+    assert {name: head.has_width for name, head in models.HEADS.items()} == MODEL_TYPES
+
+
+@pytest.mark.parametrize("name", models.HEADS)
 @pytest.mark.parametrize("size", [(1, 33, 47), (2, 64, 32)])  # D16: a batch of one trains
 def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(name, size):
     model = models.build(name, layers=18, num_classes=NUM_CLASSES).train()
     batch, height, width = size
     pseudo = torch.ones(batch, height, width, dtype=torch.uint8)
     outputs = model(images(*size), foreground(model, pseudo))
-    stride = 4 if name.startswith("deeplabv3p") else 8
+    stride = 8 if "Logits at stride 8" in models.HEADS[name].__doc__ else 4
     assert outputs["logits"].shape[:2] == (batch, NUM_CLASSES)
     assert abs(outputs["logits"].shape[2] - height / stride) <= 1
     assert ("lorm" in outputs) == name.endswith("lorm")

@@ -16,6 +16,7 @@ import utils
 from distributed.group import Group
 from optimization.lr_schedule import lr_factor
 from runs import checkpoint
+from support.batch import Batch
 from support.errors import UserError
 
 FLOAT64 = "tests/train_float64.py"
@@ -48,15 +49,15 @@ def plain_loop(cfg: config.Config, num_steps: int) -> tuple[models.Segmenter, li
     loader = utils.get_loader(cfg, "train", Group(torch.device("cpu")))
     losses, norms = [], []
 
-    def batches() -> Iterator[dict[str, torch.Tensor]]:
+    def batches() -> Iterator[Batch]:
         for epoch in itertools.count():
             loader.sampler.set_position(epoch, 0)
             yield from loader
 
     for step, batch in enumerate(itertools.islice(batches(), num_steps)):
-        logits = model(batch["image"])["logits"]
-        logits = F.interpolate(logits, batch["label"].shape[1:], mode="bilinear", align_corners=True)
-        loss = F.cross_entropy(logits, batch["label"].long(), ignore_index=255)
+        logits = model(batch.image)["logits"]
+        logits = F.interpolate(logits, batch.label.shape[1:], mode="bilinear", align_corners=True)
+        loss = F.cross_entropy(logits, batch.label.long(), ignore_index=255)
         optimizer.zero_grad()
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_grad).item())

@@ -6,6 +6,7 @@ import torch
 
 from losses import pixel_accuracy
 from losses.pixel_accuracy import count_hits
+from support.batch import Batch
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 17, 24), (1, 1, 9, 5), (2, 5, 2, 5)])  # (h, w, H, W)
@@ -19,6 +20,7 @@ def test_hits_are_those_of_numpy(monkeypatch, shape):
     wide = np.apply_along_axis(lambda line: np.interp(columns, np.arange(low_width), line), 3, logits)
     full = np.apply_along_axis(lambda line: np.interp(rows, np.arange(low_height), line), 2, wide)
     expected = [(full.argmax(1) == label).sum(), (label != 255).sum()]
+    image = torch.zeros(2, height, width, 3, dtype=torch.uint8)
     for values in (torch.from_numpy(logits), torch.from_numpy(logits).float()):
-        assert count_hits(values, {"label": torch.from_numpy(label)}).tolist() == expected
-        assert count_hits(values, {"pseudo": torch.from_numpy(label)}).tolist() == expected
+        assert count_hits(values, Batch(image, label=torch.from_numpy(label))).tolist() == expected
+        assert count_hits(values, Batch(image, pseudo=torch.from_numpy(label))).tolist() == expected

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import losses
-from losses import pixel_pass
+from losses import kernel_choice
 from losses.pixel_pass import CrossEntropy, PixelPass
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -35,9 +35,9 @@ def test_under_the_interpreter():
 def kernel():
     from losses import pixel_kernel
 
-    pixel_pass.tested_kernel.cache_clear()
+    kernel_choice.tested_kernel.cache_clear()
     yield pixel_kernel
-    pixel_pass.tested_kernel.cache_clear()
+    kernel_choice.tested_kernel.cache_clear()
 
 
 def random_label(shape: tuple[int, ...], num_classes: int, seed: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def random_label(shape: tuple[int, ...], num_classes: int, seed: int) -> torch.T
 @pytest.mark.parametrize(
     ("num_classes", "low", "size"), [(5, (2, 3), (4, 7)), (3, (1, 1), (2, 3)), (40, (2, 2), (2, 67))]
 )
-def test_kernel_equals_the_bands(kernel, num_classes, low, size, terms, monkeypatch):
+def test_kernel_equals_the_bands(kernel, num_classes, low, size, terms):
     """The last size has more columns between two of the logits than a program's tile."""
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(1, num_classes, *low, generator=generator)
@@ -64,9 +64,8 @@ def test_kernel_equals_the_bands(kernel, num_classes, low, size, terms, monkeypa
             targets.append(CrossEntropy(label, slope * (label != 255), smooth))
     ways = []
     for run in (None, kernel.run):
-        monkeypatch.setattr(pixel_pass, "find_kernel", lambda logits, run=run: run)
         entropy_slope = slope if "entropy" in terms else None
-        ways.append(PixelPass(logits, size, targets, entropy_slope).run())
+        ways.append(PixelPass(logits, size, targets, entropy_slope).run(run))
     bands, ours = ways
     assert len(bands.cross_entropies) == len(targets)
     for one, other in zip([*bands.cross_entropies, bands.entropy], [*ours.cross_entropies, ours.entropy], strict=True):
@@ -77,7 +76,7 @@ def test_kernel_equals_the_bands(kernel, num_classes, low, size, terms, monkeypa
 
 @interpreted
 def test_a_kernel_that_works_is_chosen(kernel):
-    assert pixel_pass.tested_kernel(torch.device("cpu")) is kernel.run
+    assert kernel_choice.tested_kernel(torch.device("cpu")) is kernel.run
 
 
 @interpreted
@@ -92,7 +91,7 @@ def test_a_kernel_that_does_not_is_named_and_left_out(kernel, result, monkeypatc
     if result == "is missing":  # as without Triton
         monkeypatch.setitem(sys.modules, "losses.pixel_kernel", None)
         monkeypatch.delattr(losses, "pixel_kernel")
-    assert pixel_pass.tested_kernel(torch.device("cpu")) is None
+    assert kernel_choice.tested_kernel(torch.device("cpu")) is None
     [line] = caplog.messages
     assert "without their Triton kernel" in line
     assert {"raises": "C compiler", "is wrong": "not close", "is missing": "pixel_kernel"}[result] in line

@@ -1,5 +1,7 @@
 """The losses that are sums over pixels, against the plain form: upsample, log-softmax, sums, and autograd."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,25 +10,25 @@ from losses import pixel_pass
 from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
 from losses.upsampling import find_points, sample
-from support.labels import POINTS
+from support.batch import Batch
 
 ALL = {"seg": 1.0, "pseudo": 0.5, "ds": 2.0, "dc": 3.0}
 SMOOTH = 0.1
 
 
-def make_batch(num_classes: int, size=(23, 17), num_images: int = 2, labelled: float = 0.9) -> dict[str, torch.Tensor]:
+def make_batch(num_classes: int, size=(23, 17), num_images: int = 2, labelled: float = 0.9) -> Batch:
     """A batch with random maps; one column is unlabelled, and so is the last image's label."""
     generator = torch.Generator().manual_seed(0)
     shape = (num_images, *size)
-    batch = {"image": torch.zeros(*shape, 3, dtype=torch.uint8)}
+    maps = {}
     for name in ("label", "pseudo"):
-        batch[name] = torch.randint(0, num_classes, shape, dtype=torch.uint8, generator=generator)
-        batch[name][torch.rand(shape, generator=generator) >= labelled] = 255
-        batch[name][:, :, 3] = 255
-    batch["label"][-1] = 255
+        maps[name] = torch.randint(0, num_classes, shape, dtype=torch.uint8, generator=generator)
+        maps[name][torch.rand(shape, generator=generator) >= labelled] = 255
+        maps[name][:, :, 3] = 255
+    maps["label"][-1] = 255
     for name in ("distance_s", "distance_c"):
-        batch[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    return batch
+        maps[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    return Batch(torch.zeros(*shape, 3, dtype=torch.uint8), **maps)
 
 
 def make_logits(num_classes: int, dtype=torch.float64, size=(5, 4), num_images: int = 2) -> torch.Tensor:
@@ -43,16 +45,16 @@ def class_weights(num_classes: int) -> list[float]:
     return [0.5 + number % 3 for number in range(num_classes)]
 
 
-def plain_sums(logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    full = upsampled(logits, batch["image"].shape[1:3])
+def plain_sums(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    full = upsampled(logits, batch.image.shape[1:3])
     log_p = full.log_softmax(1)
     entropy = -(log_p.exp() * log_p).sum(1)
     options = {"ignore_index": 255, "reduction": "sum"}
     return {
-        "seg": F.cross_entropy(full, batch["label"].long(), full.new_tensor(class_weights(full.shape[1])), **options),
-        "pseudo": F.cross_entropy(full, batch["pseudo"].long(), label_smoothing=SMOOTH, **options),
-        "ds": (batch["distance_s"].to(full) / 255 * entropy).sum(),
-        "dc": (batch["distance_c"].to(full) / 255 * entropy).sum(),
+        "seg": F.cross_entropy(full, batch.label.long(), full.new_tensor(class_weights(full.shape[1])), **options),
+        "pseudo": F.cross_entropy(full, batch.pseudo.long(), label_smoothing=SMOOTH, **options),
+        "ds": (batch.distance_s.to(full) / 255 * entropy).sum(),
+        "dc": (batch.distance_c.to(full) / 255 * entropy).sum(),
     }
 
 
@@ -72,7 +74,7 @@ def test_value_and_gradient_are_those_of_the_plain_form(weights, dtype, toleranc
     exact, logits = make_logits(num_classes), make_logits(num_classes, dtype)
     expected = {name: value / divisor for name, value in plain_sums(exact, batch).items() if name in weights}
     sum(weights[name] * value for name, value in expected.items()).backward()
-    criterion = Criterion(weights, SMOOTH, class_weights=class_weights(num_classes))
+    criterion = Criterion(weights, label_smooth=SMOOTH, class_weights=class_weights(num_classes))
     loss, parts = criterion({"logits": logits}, batch, [divisor] * len(weights))
     loss.backward()
     assert logits.grad.dtype == parts.dtype == dtype
@@ -85,7 +87,7 @@ def test_value_and_gradient_are_those_of_the_plain_form(weights, dtype, toleranc
 @pytest.mark.usefixtures("small_bands")
 def test_upsampling_is_that_of_interpolate(size):
     logits, batch = make_logits(3), make_batch(3, size)
-    label = batch["label"]
+    label = batch.label
     cross_entropy = F.cross_entropy(upsampled(logits, size), label.long(), ignore_index=255, reduction="none")
     cross_entropy.sum().backward()
     target = CrossEntropy(label, (label != 255).double())
@@ -101,9 +103,9 @@ def test_few_labelled_pixels_give_the_same_as_a_pass_over_all():
     batch = make_batch(4, labelled=0.05)
     few, all_of_them = make_logits(4), make_logits(4)
     criterion = Criterion({"seg": 1.0}, class_weights=[1.0, 2.0, 0.5, 3.0])
-    points = find_points(batch)
-    assert len(points[POINTS]) == torch.count_nonzero(batch["label"] != 255) > 0
-    value = criterion({"logits": few}, batch | points, [5.0])[0]
+    points = find_points(batch.label)
+    assert len(points) == torch.count_nonzero(batch.label != 255) > 0
+    value = criterion({"logits": few}, replace(batch, points=points), [5.0])[0]
     expected = criterion({"logits": all_of_them}, batch, [5.0])[0]
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
     value.backward()
@@ -112,7 +114,7 @@ def test_few_labelled_pixels_give_the_same_as_a_pass_over_all():
 
 
 def test_labels_on_most_pixels_are_not_few():
-    assert find_points({"label": torch.zeros(1, 3, 3, dtype=torch.uint8)}) == {}
+    assert find_points(torch.zeros(1, 3, 3, dtype=torch.uint8)) is None
 
 
 @pytest.mark.usefixtures("small_bands")
@@ -120,8 +122,8 @@ def test_far_apart_logits_stay_finite():
     """The largest class differs between neighbours, so that between them all logits are far below both."""
     logits = torch.tensor([[[[500.0, -500.0]], [[-500.0, 500.0]]]], requires_grad=True)
     batch = make_batch(2, (2, 5), 1)
-    batch["label"][:] = 0
-    loss, _ = Criterion(ALL, SMOOTH)({"logits": logits}, batch, [1.0] * 4)
+    batch.label[:] = 0
+    loss, _ = Criterion(ALL, label_smooth=SMOOTH)({"logits": logits}, batch, [1.0] * 4)
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.isfinite().all()

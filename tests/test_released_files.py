@@ -53,7 +53,7 @@ def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind
 
 def test_b5_no_file_of_ours_or_torchvisions_is_taken_for_a_released_one():
     with torch.device("meta"):
-        others = [models.build(name, layers=50, num_classes=21) for name in models.MODELS]
+        others = [models.build(name, layers=50, num_classes=21) for name in models.HEADS]
         others += [torchvision.models.resnet50()]
         deeplab = torchvision.models.segmentation.deeplabv3_resnet50(weights_backbone=None).state_dict()
     for model in others:

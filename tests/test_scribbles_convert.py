@@ -10,7 +10,7 @@ from PIL import Image
 from test_convert import drawn
 
 from data.classes import read_classes
-from data.dataset import SegmentationDataset
+from data.dataset import EvalSet
 from data.layout import find_split, read_list
 from support.errors import UserError
 from tools.check.__main__ import main as check
@@ -68,7 +68,7 @@ def test_the_layout_is_what_scribble_only_reads(tmp_path, capsys):
     assert convert(tmp_path / "in", tmp_path / "out") == 0
     assert f"{tmp_path / 'out/ImageSets/Segmentation/train.txt'}: 3 name(s)" in capsys.readouterr().out
     split = find_split(tmp_path / "out", "ScribbleOnly", "train", {"label": ""})
-    dataset = SegmentationDataset(split, 3)
+    dataset = EvalSet(split, 3)
     names = [files["label"].stem for files in dataset.files]
     assert names == [f"night_shift_picture_{number}" for number in range(3)]
     assert {value for item in dataset for value in np.unique(item["label"])} <= {0, 1, 2, 255}

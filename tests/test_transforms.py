@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.dataset import SegmentationDataset
+from data.dataset import TrainSet
 from data.distance import pseudo_distance, scribble_distance
 from data.layout import Split, read_list
 from data.transforms import LUMA, MEAN_COLOUR, CentreCrop, ColourJitter, TrainTransform
@@ -176,7 +176,7 @@ def train_set(demo_root):
     names = read_list(demo_root / "ImageSets/SegmentationAug/train.txt")
     split = Split({name: demo_root / folder for name, folder in folders.items()}, names)
     compute = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
-    return SegmentationDataset(split, 5, transform=TrainTransform(65), compute=compute, seed=3)
+    return TrainSet(split, 5, transform=TrainTransform(65), compute=compute, seed=3)
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_only(train_set):
@@ -188,16 +188,17 @@ def test_augmentation_depends_on_seed_epoch_and_index_only(train_set):
     assert (train_set[2, 1]["image"] != once["image"]).any()
 
 
-def test_batch_is_its_samples_and_the_extras(train_set):
-    train_set.extras = [lambda batch: {"brightest": batch["image"].amax((1, 2, 3))}]
+def test_batch_is_its_samples_and_what_is_derived_from_them(train_set):
+    train_set.derive = {"points": ("image", lambda image: image.amax((1, 2, 3)))}
     keys = [(2, 1), (0, 3), (2, 0)]
     batch = train_set.__getitems__(keys)
     samples = [train_set[key] for key in keys]
-    assert list(batch) == [*samples[0], "brightest"]
+    assert {"image", *batch.maps} == set(samples[0])
     for name in samples[0]:
-        assert batch[name].dtype == torch.uint8
-        assert batch[name].tolist() == np.stack([sample[name] for sample in samples]).tolist()
-    assert batch["brightest"].tolist() == [sample["image"].max() for sample in samples]
+        values = getattr(batch, name)
+        assert values.dtype == torch.uint8
+        assert values.tolist() == np.stack([sample[name] for sample in samples]).tolist()
+    assert batch.points.tolist() == [sample["image"].max() for sample in samples]
 
 
 def test_d9_computed_distance_is_0_on_padding(train_set):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import flags
+from torch.utils.data._utils.pin_memory import pin_memory
 
 import config
 import models
@@ -16,8 +17,8 @@ from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from distributed.group import Group
 from losses.criterion import Criterion
+from support.batch import Batch
 from support.errors import UserError
-from support.labels import COUNTS, FOREGROUND
 
 CPU = torch.device("cpu")
 ALONE = Group(CPU)
@@ -82,7 +83,7 @@ def criterion_of(given: config.Config, group: Group | None = None) -> Criterion:
 def test_criterion_follows_its_flags(demo_root):
     criterion = criterion_of(cfg(demo_root, l_seg=2, l_pseudo=3, l_lorm=4, l_ds=5, l_dc=6, label_smooth=0.2))
     assert criterion.weights == {"seg": 2, "pseudo": 3, "lorm": 4, "ds": 5, "dc": 6}
-    assert criterion.label_smooth == 0.2
+    assert criterion.terms["pseudo"].smooth == 0.2
     assert set(criterion_of(cfg(demo_root, l_ds=0, model_type="res50_ASPP")).weights) == {"seg", "pseudo", "dc"}
     with pytest.raises(UserError, match="leaves no loss"):
         criterion_of(cfg(demo_root, dataset="PseudoOnly", l_pseudo=0))
@@ -123,9 +124,41 @@ def test_distance_maps_stored_and_computed_give_the_same_batch(demo_root, tmp_pa
     computed = cfg(demo_root, background=background, batchsize=8, crop_size=129)
     stored = dataclasses.replace(computed, distancemap_s=str(tmp_path / "s"), distancemap_c=str(tmp_path / "c"))
     ours, theirs = (next(iter(utils.get_loader(flags, "train", ALONE))) for flags in (computed, stored))
-    assert set(ours) == set(theirs) == {"image", *COUNTS, *COUNTS.values(), *FOREGROUND}
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert all(ours[name].unique().numel() > 10 for name in ("distance_s", "distance_c"))
+    assert_same(ours, theirs)
+    assert all(values.unique().numel() > 10 for values in (ours.distance_s, ours.distance_c))
+
+
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """All tensors of a batch with four maps and a foreground, but its counts."""
+    assert len(batch.maps) == len(batch.counts) == 4
+    return {"image": batch.image, **batch.maps, "positions": batch.foreground.positions}
+
+
+def assert_same(ours: Batch, theirs: Batch) -> None:
+    assert all(torch.equal(values, tensors(theirs)[name]) for name, values in tensors(ours).items())
+    assert all(torch.equal(values, theirs.counts[name]) for name, values in ours.counts.items())
+    assert ours.foreground.counts == theirs.foreground.counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_batches_are_the_same_from_workers_and_come_in_shared_memory(demo_root, start):
+    given = cfg(demo_root, batchsize=4, crop_size=47)
+    alone, loader = (utils.get_loader(dataclasses.replace(given, workers=n), "train", ALONE) for n in (0, 1))
+    loader.multiprocessing_context = start
+    for ours, theirs in zip(alone, loader, strict=True):
+        assert_same(ours, theirs)
+        assert all(values.is_shared() for values in tensors(theirs).values())
+
+
+def test_c3_only_the_counts_of_a_batch_stay_in_cpu_memory(demo_root, monkeypatch):
+    batch = next(iter(utils.get_loader(cfg(demo_root), "train", ALONE)))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: values.to("meta"))
+    batch = dataclasses.replace(batch, points=torch.zeros(1))
+    for moved in (batch.to(torch.device("meta")), pin_memory(batch)):  # the latter is what a DataLoader calls
+        assert all(values.is_meta for values in (*tensors(moved).values(), moved.points))
+        assert moved.counts is batch.counts
+        assert moved.foreground.counts == batch.foreground.counts
 
 
 def test_model_follows_its_flags(demo_root):

@@ -11,20 +11,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import train
-from data.dataset import SegmentationDataset
+from data.dataset import TrainSet
 from runs.state import TrainState
 from support import program
 from tests.stopping import stop
 
 if "SAMPLES" in os.environ:
-    read_batch = SegmentationDataset.__getitems__
+    read_batch = TrainSet.__getitems__
 
     def read_and_note(dataset, keys):
         with open(f"{os.environ['SAMPLES']}.{os.environ['RANK']}", "a") as notes:
-            notes.writelines(f"{key[0]} {key[1]}\n" for key in keys if isinstance(key, tuple))
+            notes.writelines(f"{key[0]} {key[1]}\n" for key in keys)
         return read_batch(dataset, keys)
 
-    SegmentationDataset.__getitems__ = read_and_note  # type: ignore[method-assign]
+    TrainSet.__getitems__ = read_and_note  # type: ignore[method-assign]
 
 if "STOP_AT_STEP" in os.environ:
     update = TrainState.update

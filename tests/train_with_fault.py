@@ -22,13 +22,14 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import builders.model
 import builders.training
+import losses.criterion
 import models.compiled
 import optimization.amp
 import train
 import utils
 from distributed.group import Group
 from distributed.lifeline import Lifeline
-from losses import pixel_pass
+from losses import kernel_choice
 from losses.criterion import Criterion
 from runs import checkpoint
 from runs.state import TrainState
@@ -217,7 +218,7 @@ def loss_not_finite() -> None:
 
 def use_kernel_of_losses(module: object) -> None:
     """The losses look for their kernel as on a GPU, and find this module."""
-    pixel_pass.find_kernel = lambda logits: pixel_pass.tested_kernel(logits.device)
+    losses.criterion.find_kernel = lambda logits: kernel_choice.tested_kernel(logits.device)
     sys.modules["losses.pixel_kernel"] = module  # type: ignore[assignment]
 
 

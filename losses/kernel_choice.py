@@ -1,0 +1,47 @@
+"""The choice between the Triton kernel and PyTorch's operations for a pass over the pixels."""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from losses.pixel_pass import CrossEntropy, PixelPass
+
+log = logging.getLogger("segtrain")
+
+
+def find_kernel(logits: Tensor) -> Callable[[PixelPass], Tensor] | None:
+    """Return the kernel that does a pass over these logits, or None: PyTorch's operations in bands do it."""
+    has_values = type(logits) is Tensor and not logits.is_meta  # FakeTensorMode's tensors are of another type
+    if has_values and logits.is_cuda and logits.dtype == torch.float32:
+        return tested_kernel(logits.device)
+    return None
+
+
+@cache
+def tested_kernel(device: torch.device) -> Callable[[PixelPass], Tensor] | None:
+    """Return the Triton kernel if it works on the device and agrees with the bands, else warn and return None.
+
+    It waits for the device, but only once.
+    """
+    logits, size = torch.arange(5 * 2 * 3, device=device).sin().view(1, 5, 2, 3), (3, 7)
+    label = (torch.arange(3 * 7, device=device) % 6).byte().view(1, 3, 7)
+    slope = (label < 5).float()
+    target = CrossEntropy(label, slope, 0.1)
+    own, bands = (PixelPass(logits, size, [target, target], slope) for _ in range(2))
+    try:
+        from losses import pixel_kernel
+
+        found = [pixel_kernel.run(own), own.cross_entropies[0], own.entropy]
+        expected = [bands.run_bands(), bands.cross_entropies[0], bands.entropy]
+        torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)  # wide: matrix products may be in TF32
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        log.warning(
+            f"the losses run without their Triton kernel, slower: {reason} (it needs Triton, a C compiler, Python's "
+            "headers, and a GPU of compute capability 8.0 or newer)"
+        )
+        return None
+    return pixel_kernel.run

@@ -1,0 +1,218 @@
+"""The terms of the training loss: each class has all that belongs to one term.
+
+Below, the sum of a term is over all pixels, or images, of a batch. 255 = ignore in labels.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from losses.crf import crf_sum
+from losses.region_losses import dice_sum, lovasz_sum
+from losses.upsampling import sample
+from support.batch import Batch
+from support.labels import IGNORE
+
+TERMS: dict[str, type["Term"]] = {}  # by name
+
+
+class Settings(NamedTuple):
+    """What terms are made from.
+
+    label_smooth: share of the target that all classes get alike. class_weights: one per class; None: all 1.
+    lorm_terms: LoRM's terms for each position of the foreground; 0 with --lorm_scope all (LoRMTerm).
+    """
+
+    label_smooth: float = 0.0
+    class_weights: Sequence[float] | None = None
+    lorm_terms: int = 0
+
+
+class Term:
+    """A term: its sum over this batch, divided by its count over the global batch; 0 where the count is 0.
+
+    name: in the log. The flag --l_NAME has its weight, or --loss names it (config/losses.py). map: what it needs of a
+    Batch. A class with a name registers itself in TERMS.
+    """
+
+    name: str
+    map: str
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            TERMS[cls.name] = cls
+
+    def __init__(self, settings: Settings):
+        pass
+
+    def count(self, batch: Batch) -> float | Tensor:
+        """Return the batch's part of what the sum is divided by. It depends on labels only, which are in CPU memory."""
+        raise NotImplementedError
+
+    def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+        """Return the sum, a differentiable scalar. outputs: of the model, "logits" in float32 or float64."""
+        raise NotImplementedError
+
+    def ramp(self, progress: float) -> float:
+        """Return the factor of the weight at this share of the run, 0 to 1."""
+        return 1.0
+
+
+class PixelTerm(Term):
+    """A sum over pixels of weight * value. One PixelPass computes the values of all such terms, and their gradient."""
+
+    def in_pass(self, batch: Batch) -> bool:
+        """Return whether the pass computes the term of this batch; if not, sum() does."""
+        return True
+
+    def weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Return the weight of each pixel, (B, H, W)."""
+        raise NotImplementedError
+
+
+class CrossEntropyTerm(PixelTerm):
+    """The value is the cross entropy with (1 - smooth) * one-hot + smooth / C."""
+
+    smooth = 0.0
+
+    def weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        return (batch.maps[self.map] != IGNORE).to(dtype)
+
+
+class EntropyTerm(PixelTerm):
+    """The value is the entropy of the softmax. Weight: d / 255, where d is the map. Count: pixels with d > 0."""
+
+    def count(self, batch: Batch) -> Tensor:
+        return batch.counts[self.map].sum()
+
+    def weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        return batch.maps[self.map].to(dtype) / 255
+
+
+class RegionTerm(Term):
+    """A sum over images and the classes in their labels, by losses.region_losses. Count: pairs of image and class."""
+
+    map = "label"
+
+    @staticmethod
+    def image_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def count(self, batch: Batch) -> Tensor:
+        return torch.count_nonzero(batch.counts["label"][:, :IGNORE])
+
+
+class Label(CrossEntropyTerm):
+    """Cross entropy with scribbles or dense masks. Weight: that of the class. Count: the sum of the weights."""
+
+    name, map = "seg", "label"
+
+    def __init__(self, settings: Settings):
+        self.weighted = settings.class_weights is not None
+        self.weight_of = torch.ones(256, dtype=torch.float64)  # by label value
+        self.weight_of[IGNORE] = 0
+        if settings.class_weights is not None:
+            weights = torch.as_tensor(settings.class_weights, dtype=torch.float64)
+            self.weight_of[: len(weights)] = weights
+        self._on_device = self.weight_of
+
+    def count(self, batch: Batch) -> Tensor:
+        return (batch.counts["label"].double() @ self.weight_of).sum()
+
+    def weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        if not self.weighted:
+            return super().weights(batch, dtype)
+        label = batch.maps["label"]
+        if (self._on_device.device, self._on_device.dtype) != (label.device, dtype):
+            self._on_device = self.weight_of.to(label.device, dtype)  # only once: the CPU waits for the copy
+        return self._on_device[label.long()]
+
+    def in_pass(self, batch: Batch) -> bool:
+        return batch.points is None
+
+    def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+        # Few pixels are labelled: upsample the logits there alone.
+        label, points = batch.maps["label"], batch.points
+        assert points is not None
+        classes = label.flatten().index_select(0, points).long()
+        values = F.cross_entropy(sample(outputs["logits"], label.shape[1:], points), classes, reduction="none")
+        cross_entropy = values.new_zeros(label.numel()).index_copy(0, points, values).view(label.shape)
+        return (cross_entropy * self.weights(batch, values.dtype)).sum()
+
+
+class Dice(RegionTerm):
+    """1 - soft Dice (arXiv:1606.04797)."""
+
+    name = "seg_dice"
+    image_sum = staticmethod(dice_sum)
+
+
+class Lovasz(RegionTerm):
+    """Lovasz-Softmax (arXiv:1705.08790)."""
+
+    name = "seg_lovasz"
+    image_sum = staticmethod(lovasz_sum)
+
+
+class PseudoLabel(CrossEntropyTerm):
+    """Cross entropy with pseudo-labels, smoothed. Count: labelled pixels."""
+
+    name, map = "pseudo", "pseudo"
+
+    def __init__(self, settings: Settings):
+        self.smooth = settings.label_smooth
+
+    def count(self, batch: Batch) -> Tensor:
+        return batch.counts["pseudo"][:, :IGNORE].sum()
+
+
+class LoRMTerm(Term):
+    """The sum that the model's LoRM outputs. Count: the terms of that sum.
+
+    With --lorm_scope all, the number of terms depends on the features. The outputs then have it as "lorm_terms", and
+    the count here is 0.
+    """
+
+    name, map = "lorm", "pseudo"
+
+    def __init__(self, settings: Settings):
+        self.terms = settings.lorm_terms
+
+    def count(self, batch: Batch) -> float:
+        assert batch.foreground is not None
+        return self.terms * sum(batch.foreground.counts)
+
+    def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+        total = outputs["lorm"]
+        return total / outputs["lorm_terms"].clamp(min=1) if "lorm_terms" in outputs else total
+
+
+class ScribbleEntropy(EntropyTerm):
+    """Entropy near the scribble."""
+
+    name, map = "ds", "distance_s"
+
+
+class ContourEntropy(EntropyTerm):
+    """Entropy away from the contour of the pseudo-label."""
+
+    name, map = "dc", "distance_c"
+
+
+class CRF(Term):
+    """The CRF loss (losses.crf). Count: images."""
+
+    name, map = "crf", "image"
+
+    def count(self, batch: Batch) -> float:
+        return len(batch.image)
+
+    def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+        return crf_sum(outputs["logits"], batch.image)
+
+    def ramp(self, progress: float) -> float:
+        # At full weight from the start, it merges classes of similar colour (benchmarks/RESULTS.md).
+        return min(1.0, 2 * progress)
