@@ -14,7 +14,7 @@ from pathlib import Path
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from config.programs import EVALUATE, EvaluateFlags
+from flags.programs import EVALUATE, EvaluateFlags
 from support import program
 
 if __name__ == "__main__":
@@ -23,13 +23,13 @@ if __name__ == "__main__":
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from evaluation import metrics
-from evaluation.predictor import window_steps
-from evaluation.report import describe_protocol, page
-from evaluation.scoring import Result, gather_predictions, score
+from inference.predictor import window_steps
+from inference.report import describe_protocol, page
+from inference.scoring import Result, gather_predictions, score
+from inference.trained import load_on_ranks, on_all_ranks, read_flags
 from support.errors import UserError
 from support.files import check_writable, write_atomic
-from trained import load_on_ranks, on_all_ranks, read_flags
+from training import scores as metrics
 from utils import get_eval_loader, prepare_demo_data
 
 log = logging.getLogger("segtrain")

@@ -13,7 +13,7 @@ from pathlib import Path
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from config.programs import EXPORT, ExportFlags
+from flags.programs import EXPORT, ExportFlags
 from support import program
 
 if __name__ == "__main__":
@@ -22,20 +22,20 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from builders.loaders import find_masks
 from data.images import read_image
 from data.images.resize import shrink
 from data.layout import pair_files
+from data.pictures import to_hex
 from distributed.device import find_device
-from evaluation.pictures import to_hex
-from exporting.check import compare_file
-from exporting.graph import MIN_SIZE, WholeImage, trace
-from exporting.onnx import FORMAT, LONG_SIDE, OnnxModel, check_onnx, write_onnx
-from runs.log import start_logging
+from inference.exporting.check import compare_file
+from inference.exporting.graph import MIN_SIZE, WholeImage, trace
+from inference.exporting.onnx import FORMAT, LONG_SIDE, OnnxModel, check_onnx, write_onnx
+from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
 from support.files import check_writable, remove_scratch, writing
 from support.progress import progress_bar
-from trained import TrainedModel, read_overrides
+from training.data import find_masks
+from training.record.log import start_logging
 
 log = logging.getLogger("segtrain")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from config.programs import PREDICT, PredictFlags
+from flags.programs import PREDICT, PredictFlags
 from support import program
 
 if __name__ == "__main__":
@@ -28,14 +28,14 @@ from data.images import Header, several_frames
 from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
-from evaluation.predictor import ImagePredictor, predict_batch, window_steps
-from exporting.onnx import OnnxModel
-from prediction.inputs import Images, film_hint, find_inputs, header_of
-from prediction.outputs import Outputs
+from inference.exporting.onnx import OnnxModel
+from inference.inputs import Images, film_hint, find_inputs, header_of
+from inference.outputs import Outputs
+from inference.predictor import ImagePredictor, predict_batch, window_steps
+from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, on_all_ranks, read_flags
 from support.errors import UserError
 from support.files import sha256
 from support.progress import progress_bar
-from trained import LOADER_FLAGS, inference_settings, load_on_ranks, on_all_ranks, read_flags
 from utils import make_loader
 
 log = logging.getLogger("segtrain")

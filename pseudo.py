@@ -11,24 +11,24 @@ from pathlib import Path
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from config.programs import PSEUDO, PseudoFlags
+from flags.programs import PSEUDO, PseudoFlags
 from support import program
 
 if __name__ == "__main__":
     program.check_command_line(PSEUDO.command_line)  # --help and wrong flags answer here, before torch is imported
 
-from config import FLAGS, Config
 from data.classes import read_preset
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from pseudo_labels.files import PseudoFolder, digests, find_scribbles
-from pseudo_labels.work import Work
+from flags import FLAGS, Config
+from inference.pseudo.files import PseudoFolder, digests, find_scribbles
+from inference.pseudo.work import Work
+from inference.trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
 from support import shell
 from support.errors import UserError
 from support.files import sha256, write_atomic
 from support.results import claim
-from trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
 from utils import prepare_demo_data
 
 log = logging.getLogger("segtrain")

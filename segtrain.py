@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from support.errors import UserError
 
 if TYPE_CHECKING:
-    from prediction.loaded import LoadedModel, Result
-    from trained import load
+    from inference.loaded import LoadedModel, Result
+    from inference.trained import load
 
 __version__ = "0.4.0"
 __all__ = ["LoadedModel", "Result", "UserError", "__version__", "load"]
@@ -25,8 +25,8 @@ def __getattr__(name: str) -> object:
     """Import what needs torch when it is used first: torch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from prediction.loaded import LoadedModel, Result
-    from trained import load
+    from inference.loaded import LoadedModel, Result
+    from inference.trained import load
 
     return {"LoadedModel": LoadedModel, "Result": Result, "load": load}[name]
 

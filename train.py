@@ -15,38 +15,38 @@ from pathlib import Path
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import config
+from flags import parse_flags
 from support import program
 
 if __name__ == "__main__":
-    program.check_command_line(config.parse)  # --help and wrong flags answer here, before torch is imported
+    program.check_command_line(parse_flags)  # --help and wrong flags answer here, before torch is imported
 
 import torch
 
 import utils
-from builders.augmentation import draw_samples
-from builders.settle import settle
-from config import Config
 from data.classes import Classes
 from data.label_check import check_sample
 from data.loader import EvalLoader, TrainLoader, batched
+from data.pictures import panel
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
-from evaluation.metrics import Scores
-from evaluation.pictures import panel
-from evaluation.predictor import Predictor, window_steps
-from evaluation.scoring import score
+from distributed.precision import autocast
+from flags import Config
+from inference.predictor import Predictor, window_steps
+from inference.scoring import score
 from losses.criterion import Criterion
 from losses.pixel_accuracy import count_hits
-from optimization.amp import autocast
-from runs import messages
-from runs.log import start_logging
-from runs.plan import Plan
-from runs.run import Run
-from runs.schedule import Schedule
-from runs.state import TrainState
 from support.batch import Batch
 from support.errors import STOPPED
+from training.augmentation import draw_samples
+from training.plan import Plan
+from training.record import messages
+from training.record.log import start_logging
+from training.record.run import Run
+from training.schedule import Schedule
+from training.scores import Scores
+from training.settle import settle
+from training.state import TrainState
 
 MORE_MEMORY = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
     argv: the command line's words; None: sys.argv.
     """
-    cfg = config.parse(argv)
+    cfg = parse_flags(argv)
     if cfg.task != "train":
         return run_task(cfg)
     with utils.join_group(cfg) as group:

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import torch
 
-import config
-from builders.class_weights import get_class_weights
-from builders.loaders import find_masks, get_eval_loader, get_loader, make_loader
-from builders.model import get_model
-from builders.settle import DEMO_ROOT, prepare_demo_data, share_batch
-from builders.training import get_criterion, get_optimizer, get_state
-from config import Config
-from config.shared import LaunchFlags
 from data import demo
 from data.layout import pair_files
 from distributed.group import Group
 from distributed.join import process_group
-from runs import folder
-from runs.log import start_logging
+from flags import Config, program_words
+from flags.shared import LaunchFlags
 from support.launchers import rank_of
+from training.class_weights import get_class_weights
+from training.data import find_masks, get_eval_loader, get_loader, make_loader
+from training.model import get_model
+from training.parts import get_criterion, get_optimizer, get_state
+from training.record import folder
+from training.record.log import start_logging
+from training.settle import DEMO_ROOT, prepare_demo_data, share_batch
 
 log = logging.getLogger("segtrain")
 
@@ -64,4 +63,4 @@ def task_words(cfg: Config) -> list[str]:
     if cfg.task == "predict" and "output" not in flags:
         flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
     log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
-    return config.program_words(cfg, flags)
+    return program_words(cfg, flags)

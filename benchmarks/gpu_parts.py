@@ -16,6 +16,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from benchmarks import step
 from benchmarks.peer_steps import plain_losses
 from data.histogram import count_batch
+from distributed.precision import autocast
 from losses import kernel_choice
 from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
@@ -24,7 +25,6 @@ from models.layers import blocks
 from models.layers.blocks import use_our_layers, with_less_memory
 from models.layers.norm import BatchNorm2d, synchronize
 from models.lorm import LoRM
-from optimization.amp import autocast
 from support.batch import Batch, Foreground
 
 AMPS = ("none", "bf16", "fp16")

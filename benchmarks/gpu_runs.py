@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import config
 import utils
 from benchmarks import step
 from benchmarks.gpu_parts import AMPS, Machine, expect, relative_error
 from benchmarks.our_step import make_trainer, random_batch
 from data import demo
 from distributed.group import Group
+from distributed.precision import resolve
+from flags import parse_flags
 from losses.criterion import Criterion
-from optimization.amp import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 THREE_STEPS = ("--model_type", "deeplabv2", "--lr", "0.001", "--max_steps", "3")
@@ -35,7 +35,7 @@ def loader(machine: Machine) -> str:
 
     batches = {}
     for workers in (0, 2):
-        cfg = config.parse([*_demo(machine), "--workers", str(workers), "--no_augment", "--crop_size", "96"])
+        cfg = parse_flags([*_demo(machine), "--workers", str(workers), "--no_augment", "--crop_size", "96"])
         train_loader = utils.get_loader(cfg, "train", Group(machine.device))
         train_loader.sampler.set_position(0, 0)
         batches[workers] = next(iter(train_loader))
@@ -155,7 +155,7 @@ def waits_and_memory(machine: Machine) -> str:
 
 def _real_step(machine: Machine, *flags: str) -> Callable[[], None]:
     words = ["--numclasses", "21", "--layers", "50", "--pretrained", "none", "--crop_size", "129", "--batchsize", "2"]
-    cfg = config.parse([*words, "--warmup_epochs", "0", "--lr", "0.0001", "--total_batchsize", "0", *flags])
+    cfg = parse_flags([*words, "--warmup_epochs", "0", "--lr", "0.0001", "--total_batchsize", "0", *flags])
     torch.manual_seed(0)
     batches = [random_batch(cfg).pin_memory()]
     trainer = make_trainer(cfg, Group(machine.device))
@@ -255,7 +255,7 @@ def _seconds(machine: Machine, work: Callable[[], object], calls: int) -> float:
 
 def loader_rate(machine: Machine) -> str:
     """The loader's images per second: compare them with the time of a step in the part "speed"."""
-    cfg = config.parse([*_demo(machine), "--crop_size", "465" if machine.on_gpu else "65", "--repeat", "8"])
+    cfg = parse_flags([*_demo(machine), "--crop_size", "465" if machine.on_gpu else "65", "--repeat", "8"])
     train_loader = utils.get_loader(cfg, "train", Group(machine.device))
     train_loader.sampler.set_position(0, 0)
     batches = iter(train_loader)

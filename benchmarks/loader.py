@@ -21,10 +21,10 @@ from measure import add_flags, measure, ratios, save, spread
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import config
 import utils
 from data.transforms import MEAN_COLOUR
 from distributed.group import Group
+from flags import parse_flags
 
 BATCH = 16
 COLOUR = ("--brightness", "0.3", "--contrast", "0.3", "--saturation", "0.3", "--hue", "0.02")
@@ -32,7 +32,7 @@ COLOUR = ("--brightness", "0.3", "--contrast", "0.3", "--saturation", "0.3", "--
 
 def train_loader(words: tuple[str, ...], workers: int = 0):
     flags = ["--workers", str(workers), "--batchsize", str(BATCH), "--model_type", "res50_ASPP", *words]
-    loader = utils.get_loader(config.parse(flags), "train", Group(torch.device("cpu")))
+    loader = utils.get_loader(parse_flags(flags), "train", Group(torch.device("cpu")))
     loader.sampler.set_position(0, 0)
     return loader
 

@@ -17,18 +17,18 @@ import models
 import train
 import utils
 from benchmarks.absent_gpu import CUDA, AbsentGPU, absent_gpu
-from builders.model import active_terms
-from config import Config
 from data.histogram import count_batch
 from distributed.group import Group
+from distributed.precision import resolve
+from flags import Config
 from losses import criterion as criterion_module
 from losses.upsampling import find_points
 from models.foreground import find_foreground
-from optimization.amp import resolve
-from runs.metrics import Metrics
-from runs.state import TrainState
 from support.batch import Batch
 from support.labels import IGNORE, MAPS
+from training.model import active_terms
+from training.record.metrics import Metrics
+from training.state import TrainState
 
 
 @contextlib.contextmanager

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor
 
-import config
 from benchmarks.absent_gpu import CUDA, absent_gpu
 from benchmarks.operations import Recorder
 from benchmarks.our_step import our_step, pixel_kernel_on
+from distributed.precision import DTYPES
+from flags import parse_flags
 from losses.criterion import Criterion
-from optimization.amp import DTYPES
 from support.batch import Batch
 
 
@@ -22,7 +22,7 @@ def ours(args: argparse.Namespace, recorder: Recorder, *flags: str, world_size: 
     """Record a training step of a run with these flags besides those of the command line, on one of the ranks."""
     words = ["--crop_size", str(args.crop_size), "--batchsize", str(args.batchsize), "--amp", args.amp]
     words += ["--numclasses", str(args.numclasses), "--pretrained", "none", "--layers", "50"]
-    with our_step(config.parse([*words, *flags]), recorder, world_size) as (step, state):
+    with our_step(parse_flags([*words, *flags]), recorder, world_size) as (step, state):
         recorder.hold([*state.raw_model.parameters(), *state.raw_model.buffers()])
         recorder.hold(values["momentum_buffer"] for values in state.optimizer.state.values())
         step()

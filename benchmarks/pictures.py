@@ -16,7 +16,7 @@ from PIL import Image
 import evaluate
 import predict
 from data.classes import read_classes
-from evaluation.pictures import overlay, sheet
+from data.pictures import overlay, sheet
 
 OUT = Path("docs/images")
 SHOWN = ("0016E5_08001", "0016E5_08147")  # two validation images

@@ -20,17 +20,16 @@ from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import config
 import utils
-from config import Config
 from data import demo
 from data.histogram import count_batch
 from distributed.group import Group
+from distributed.precision import autocast
+from flags import Config, parse_flags
 from models.foreground import find_foreground
-from optimization.amp import autocast
-from optimization.lr_schedule import lr_factor
 from support.batch import Batch
 from support.labels import IGNORE
+from training.lr_schedule import lr_factor
 
 GROUP = Group(torch.device("cpu"))
 
@@ -39,7 +38,7 @@ def read_config(args) -> Config:
     words = ["--config", "configs/cdsp_release.yaml", "--pretrained", "none", "--amp", "none", "--classes", ""]
     words += ["--dataset_path", args.dataset_path, "--numclasses", str(args.numclasses)]
     words += ["--crop_size", str(args.crop_size), "--total_batchsize", "1", "--workers", "0"]
-    return utils.share_batch(config.parse(words), GROUP)
+    return utils.share_batch(parse_flags(words), GROUP)
 
 
 def read_batch(cfg: Config, size: int) -> tuple[dict[str, Tensor], Tensor]:

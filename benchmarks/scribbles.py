@@ -27,13 +27,13 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from config.recipe import CRF_WEIGHT
 from data.classes import read_classes
 from data.images import read_label
-from evaluation.metrics import confusion_matrix, scores
+from flags.recipe import CRF_WEIGHT
 from support.files import write_atomic
 from support.labels import IGNORE
 from tools.scribbles.pipeline import PSEUDO_FLAGS
+from training.scores import confusion_matrix, scores
 
 ROOT = Path(__file__).resolve().parent.parent
 LORM = "--model_type deeplabv3p_multi_lorm"

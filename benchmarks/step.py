@@ -28,15 +28,15 @@ import models.layers.blocks
 from benchmarks.measure import add_flags, measure, save, table
 from benchmarks.peer_steps import plain_losses
 from data.histogram import count_batch
+from distributed.precision import autocast
 from losses.criterion import Criterion
 from models.compiled import compile_blocks
 from models.foreground import find_foreground, foreground_mask
 from models.layers.convolution import Conv2d
 from models.lorm import LoRM
 from models.segmenter import Segmenter
-from optimization.amp import autocast
-from optimization.optimizers import make_optimizer
 from support.batch import Batch
+from training.optimizers import make_optimizer
 
 MODEL_TYPES = ("deeplabv3", "res50_ASPP_lorm")
 NUM_CLASSES = 21

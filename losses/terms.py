@@ -34,7 +34,7 @@ class Settings(NamedTuple):
 class Term:
     """A term: its sum over this batch, divided by its count over the global batch; 0 where the count is 0.
 
-    name: in the log. The flag --l_NAME has its weight, or --loss names it (config/losses.py). map: what it needs of a
+    name: in the log. The flag --l_NAME has its weight, or --loss names it (flags/losses.py). map: what it needs of a
     Batch. A class with a name registers itself in TERMS.
     """
 

@@ -9,10 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import config
-from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
-from config.reader import FlagReader
 from data import distance
+from flags import READER
+from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
+from flags.reader import FlagReader
 from tools import split
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
@@ -63,7 +63,7 @@ COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 def page() -> str:
     """The whole of docs/cli.md."""
     lines = [HEAD.rstrip()]
-    for reader in (config.READER, EVALUATE, PREDICT, PSEUDO, EXPORT):
+    for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT):
         lines += ["", f"## {reader.program}", "", *_of_reader(reader)]
     for title, parser in PARSERS:
         lines += ["", f"## {title}", "", *_of_parser(parser)]
@@ -78,7 +78,7 @@ def _of_reader(reader: FlagReader) -> list[str]:
         for item in flags:
             kind = "switch" if item.kind is bool else item.kind.__name__.upper() + " ..." * item.is_list
             lines.append(_row(f"`--{item.name}`", kind, item.help, item.default, item.choices))
-    if reader is not config.READER:
+    if reader is not READER:
         return [
             *lines,
             "",

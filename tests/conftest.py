@@ -17,10 +17,10 @@ import thin_networks
 import torch
 from python_server import PythonServer, Started
 
-import config
 import models
 import train
 from data.demo import draw_dataset
+from flags import as_dict, parse_flags
 
 REPO = Path(__file__).parent.parent
 SHARED_DATA = REPO.parent / "shared" / "data"
@@ -165,7 +165,7 @@ def random_checkpoint(path: Path, num_classes: int, **values) -> Path:
     model.train()(torch.nn.functional.interpolate(noise, size=(96, 96), mode="bilinear").permute(0, 2, 3, 1))
     own = {"dataset": "Dense", "model_type": "res50_ASPP", "numclasses": num_classes, "dataset_path": "."}
     words = flags(**own | values)
-    torch.save({"model": model.state_dict(), "config": config.as_dict(config.parse(words))}, path)
+    torch.save({"model": model.state_dict(), "config": as_dict(parse_flags(words))}, path)
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conftest import REPO
 
-import config
+from flags import parse_flags
 from tools.scribbles import pipeline as scribble_pipeline
 
 DOCUMENTS = [*sorted(REPO.glob("README*.md")), REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))]
@@ -133,7 +133,7 @@ def _num_processes(command: str) -> int:
 
 
 def _tiny_training(words: list[str], processes: int) -> dict[str, object]:
-    cfg = config.parse(words)
+    cfg = parse_flags(words)
     if cfg.resume not in ("", "auto") and "--config" not in words and not cfg.reset_data_offset:
         return {"epochs": 2}  # the resumed run is tiny
     tiny = TINY | {name: value for name, value in TINY_IF_SET.items() if getattr(cfg, name) > 0}

@@ -7,11 +7,11 @@ import pytest
 import torch
 from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
-from builders.settle import resolve_amp
+from distributed import precision as amp
 from distributed.group import Group
-from optimization import amp
-from runs import checkpoint
-from trained import TrainedModel
+from inference.trained import TrainedModel
+from training import checkpoint
+from training.settle import resolve_amp
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 FAULTS = "tests/train_with_fault.py"

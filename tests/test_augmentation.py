@@ -6,16 +6,16 @@ import torch
 from conftest import flags
 from PIL import Image
 
-import config
 import train
 import utils
-from builders.augmentation import draw_samples, get_transform
 from data.classes import read_classes
+from data.pictures import overlay, sheet
 from data.transforms import TrainTransform
 from distributed.group import Group
-from evaluation.pictures import overlay, sheet
-from runs.boards import TensorBoard
+from flags import parse_flags
 from support.errors import UserError
+from training.augmentation import draw_samples, get_transform
+from training.record.boards import TensorBoard
 
 GROUP = Group(torch.device("cpu"))
 EVERY = {"scale": "0.7 1.5", "rotation": 30, "flip_vertical": True, "quarter_turns": True, "blur": 0.2}
@@ -28,13 +28,13 @@ def words(**values) -> list[str]:
 
 
 def test_flags_reach_the_transform():
-    transform = get_transform(config.parse([*words(dataset_path="x", **EVERY), "--no_flip_horizontal"]))
+    transform = get_transform(parse_flags([*words(dataset_path="x", **EVERY), "--no_flip_horizontal"]))
     assert isinstance(transform, TrainTransform)
     assert (transform.scale, transform.rotation, transform.blur) == ((0.7, 1.5), 30.0, 0.2)
     assert (transform.flip_horizontal, transform.flip_vertical, transform.quarter_turns) == (False, True, True)
     jitter = transform.jitter
     assert (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue) == (0.3, 0.3, 0.3, 0.1)
-    assert get_transform(config.parse(words(dataset_path="x"))) == TrainTransform(33)  # the defaults of both are one
+    assert get_transform(parse_flags(words(dataset_path="x"))) == TrainTransform(33)  # the defaults of both are one
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_flags_reach_the_transform():
 )
 def test_wrong_flags(values, message):
     with pytest.raises(UserError) as caught:
-        config.parse(words(dataset_path="x", **values))
+        parse_flags(words(dataset_path="x", **values))
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(message)
 
 
 def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
-    cfg = config.parse(words(dataset_path=demo_root, crop_size=65, batchsize=3, **EVERY))
+    cfg = parse_flags(words(dataset_path=demo_root, crop_size=65, batchsize=3, **EVERY))
     loader, classes = utils.get_loader(cfg, "train", GROUP), read_classes("", 5)
     states = torch.get_rng_state(), np.random.get_state()[1].tolist()
     picture = draw_samples(cfg, loader, classes)
@@ -75,7 +75,7 @@ def test_a_run_has_the_picture_in_its_folder_and_on_boards_and_keeps_it(demo_roo
     given = {"dataset_path": demo_root, "logdir": tmp_path, "name": "a", "crop_size": 65, "val_epoch_frequency": 0}
     assert train.main(words(**given, max_steps=1, save_step_frequency=1)) == 0
     file = tmp_path / "a" / "augmented.jpg"
-    cfg = config.parse(words(**given))
+    cfg = parse_flags(words(**given))
     picture = draw_samples(cfg, utils.get_loader(cfg, "train", GROUP), read_classes("", 5))
     shown = np.asarray(Image.open(file)).astype(float)
     assert np.abs(shown - picture).mean() < 10  # JPEG; another sample differs by far more

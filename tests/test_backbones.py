@@ -8,13 +8,13 @@ from conftest import assert_same_run, finish, flags, read_metrics, start, succee
 from torch import nn
 
 import models
-from models.layers import fold
+from models import fold
 from models.pretrained import StartWeights, load_start_weights
 from models.timm_backbone import TimmBackbone
 from models.timm_weights import read_timm_weights
-from optimization.average import WeightAverage
-from runs import checkpoint
 from support.errors import STOPPED, UserError
+from training import checkpoint
+from training.average import WeightAverage
 
 timm = pytest.importorskip("timm")
 

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 from conftest import finish, flags, read_metrics, start_group, succeed
 
-from config import parse
-from runs.boards import WandB
+from flags import parse_flags
 from support.errors import UserError
+from training.record.boards import WandB
 
 FAULTS = "tests/train_with_fault.py"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
@@ -101,11 +101,11 @@ def test_wandb_has_the_numbers_of_metrics_jsonl_in_one_run_also_after_a_stop(
 def test_wandb_variables_take_precedence_over_our_options(tmp_path, monkeypatch):
     wandb = SimpleNamespace(init=mock.Mock(), Image=None, teardown=None)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    WandB(parse(flags(dataset_path="data")), tmp_path / "x", "id1")
+    WandB(parse_flags(flags(dataset_path="data")), tmp_path / "x", "id1")
     assert {*wandb.init.call_args.kwargs} == {"config", "project", "name", "dir", "resume", "id"}
     for name in ("PROJECT", "NAME", "DIR", "RESUME", "RUN_ID"):
         monkeypatch.setenv(f"WANDB_{name}", "0")
-    WandB(parse(flags(dataset_path="data")), tmp_path / "x", "id1")
+    WandB(parse_flags(flags(dataset_path="data")), tmp_path / "x", "id1")
     assert {*wandb.init.call_args.kwargs} == {"config"}
 
 
@@ -114,4 +114,4 @@ def test_missing_wandb_is_named_with_the_command_that_installs_it(monkeypatch, t
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(UserError, match=r"--wandb needs the package wandb: .* install .*\[wandb\]"):
-        parse(flags(dataset_path="data", wandb=True))
+        parse_flags(flags(dataset_path="data", wandb=True))

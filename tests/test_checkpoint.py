@@ -14,13 +14,13 @@ from torch import nn
 
 import train
 from distributed.group import Group
-from optimization.amp import LossScaler
-from runs import checkpoint
-from runs import folder as run_folder
-from runs.schema import Checkpoint
-from runs.state import TrainState
+from distributed.precision import LossScaler
 from support.errors import UserError
 from support.files import remove_scratch, writing
+from training import checkpoint
+from training.record import folder as run_folder
+from training.schema import Checkpoint
+from training.state import TrainState
 
 
 def content(step: int) -> Checkpoint:

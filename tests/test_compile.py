@@ -9,7 +9,7 @@ from conftest import start, start_group, succeed
 
 import models
 from models import compiled
-from runs import checkpoint
+from training import checkpoint
 
 FAULTS = "tests/train_with_fault.py"
 

@@ -10,19 +10,19 @@ import pytest
 import yaml
 from conftest import REPO
 
-import config
-from config.flags import per_rank
-from config.programs import EVALUATE, EXPORT, PREDICT
+from flags import DEMO_CONFIG, FLAGS, READER, Config, as_dict, changes, check_flags, dump, parse_flags
+from flags.declare import per_rank
+from flags.programs import EVALUATE, EXPORT, PREDICT
 from support.errors import UserError
 
 DATA = ["--dataset_path", "somewhere"]
-READERS = {"train": config.READER, "evaluate": EVALUATE, "predict": PREDICT, "export": EXPORT}
+READERS = {"train": READER, "evaluate": EVALUATE, "predict": PREDICT, "export": EXPORT}
 STAGES = "dataset_path: x\nlr: 1\nstages:\n  pretrain: {lr: 2, epochs: 3}\n  finetune: {optimisation: {lr: 4}}\n"
 
 
-def parse_file(path, text: str, *words: str) -> config.Config:
+def parse_file(path, text: str, *words: str) -> Config:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return config.parse(["--config", str(path), *words])
+    return parse_flags(["--config", str(path), *words])
 
 
 def test_command_line_overrides_file_overrides_default(tmp_path):
@@ -57,7 +57,7 @@ def test_command_line_overrides_file_overrides_default(tmp_path):
 )
 def test_wrong_flags_are_named(words, named):
     with pytest.raises(UserError) as caught:
-        config.parse([*DATA, *words.split()])
+        parse_flags([*DATA, *words.split()])
     assert named in str(caught.value)
 
 
@@ -72,9 +72,9 @@ IDLE = """--head_channels 64,--stride_rate 0.5,--dataset Folder --lorm_scope all
 def test_a_flag_without_effect_is_named(words, tmp_path):
     *others, name, value = words.split()
     with pytest.raises(UserError, match=f"^{name} has no effect without .*: add that, or drop {name}$"):
-        config.parse([*DATA, *others, name, value])
+        parse_flags([*DATA, *others, name, value])
     if value.isdigit():
-        assert config.parse([*DATA, *others, name, "0" if name != "--head_channels" else "256"])  # off, or the default
+        assert parse_flags([*DATA, *others, name, "0" if name != "--head_channels" else "256"])  # off, or the default
     # The command line takes the effect from the file's flag: that is said, and the run goes on.
     if others[:1] == ["--dataset"]:
         file = f"dataset_path: x\ndataset: ScribblePseudoDsDc\n{name[2:]}: {value}\n"
@@ -85,13 +85,13 @@ def test_a_flag_without_effect_is_named(words, tmp_path):
 
 def test_flags_are_checked_again_after_the_recipe():
     words = ["--backbone", "timm:resnet18", "--betas", "0.8", "0.9"]
-    cfg = config.parse([*DATA, *words])  # the recipe will choose adamw
+    cfg = parse_flags([*DATA, *words])  # the recipe will choose adamw
     with pytest.raises(UserError, match="--betas has no effect without --optimizer adamw"):
-        config.check(cfg, is_final=True)
-    config.check(dataclasses.replace(cfg, optimizer="adamw"), is_final=True)
-    cfg = dataclasses.replace(config.parse([*DATA, "--distancemap_s", "x"]), long_side=700)
+        check_flags(cfg, is_final=True)
+    check_flags(dataclasses.replace(cfg, optimizer="adamw"), is_final=True)
+    cfg = dataclasses.replace(parse_flags([*DATA, "--distancemap_s", "x"]), long_side=700)
     with pytest.raises(UserError, match="--distancemap_s x with --long_side 700"):
-        config.check(cfg, is_final=True)
+        check_flags(cfg, is_final=True)
 
 
 def test_both_of_two_flags_that_replace_each_other():
@@ -101,7 +101,7 @@ def test_both_of_two_flags_that_replace_each_other():
         "--epochs 4 --max_steps 8",
     ):
         replaced, _, name, _ = words.split()
-        assert config.parse([*DATA, *words.split()]).notes == [f"{replaced} is not used: {name} 8 replaces it"]
+        assert parse_flags([*DATA, *words.split()]).notes == [f"{replaced} is not used: {name} 8 replaces it"]
 
 
 ALIASES_OF_ALIASES = "a: &a [x, x, x, x]\n" + "".join(
@@ -166,13 +166,13 @@ gradient_accumulation_steps=accum_steps resume_from_checkpoint=resume"""
 def test_an_alias_is_accepted_and_a_renamed_flag_gets_a_line():
     for alias, name in (pair.split("=") for pair in f"{RENAMED} {ALIASES}".split()):
         for word in (f"--{alias}=4", f"--{alias.replace('_', '-')}=4"):
-            cfg = config.parse([*DATA, word])
-            assert getattr(cfg, name) == config.FLAGS[name].kind("4")
+            cfg = parse_flags([*DATA, word])
+            assert getattr(cfg, name) == FLAGS[name].kind("4")
             assert [note[: len(alias) + 6 + len(name)] for note in cfg.notes] == (
                 [f"--{alias}: --{name}"] if alias in RENAMED.replace("=", " ").split() else []
             )
     for word, value in (("--ddp", True), ("--no_ddp", False), ("--no-ddp", False)):
-        assert config.parse([*DATA, word]).distributed is value
+        assert parse_flags([*DATA, word]).distributed is value
 
 
 def test_sections_stages_and_the_command_line(tmp_path):
@@ -198,59 +198,57 @@ def test_sections_stages_and_the_command_line(tmp_path):
 
 
 def test_dashes_equal_underscores_and_switches_have_a_no():
-    cfg = config.parse([*DATA, "--grad-checkpointing", "--local-rank", "1", "--no-distributed"])
+    cfg = parse_flags([*DATA, "--grad-checkpointing", "--local-rank", "1", "--no-distributed"])
     assert (cfg.grad_checkpointing, cfg.local_rank, cfg.distributed, cfg.notes) == (True, 1, False, [])
-    assert config.parse(DATA).distributed is None
-    assert config.parse([*DATA, "--distributed"]).distributed is True
-    assert config.parse([*DATA, "--no_distributed"]).distributed is False
+    assert parse_flags(DATA).distributed is None
+    assert parse_flags([*DATA, "--distributed"]).distributed is True
+    assert parse_flags([*DATA, "--no_distributed"]).distributed is False
 
 
 def test_saved_config_repeats_the_run(tmp_path):
-    cfg = config.parse([*DATA, "--lr", "0.3", "--distributed", "--rank", "0", "--resume", "auto", "--name", "x"])
+    cfg = parse_flags([*DATA, "--lr", "0.3", "--distributed", "--rank", "0", "--resume", "auto", "--name", "x"])
     file = tmp_path / "config.yaml"
-    again = parse_file(file, config.dump(cfg))
-    assert config.changes(config.as_dict(cfg), again) == ""
+    again = parse_file(file, dump(cfg))
+    assert changes(as_dict(cfg), again) == ""
     assert (again.resume, again.rank, again.name) == ("", -1, "x")
-    assert config.changes(config.as_dict(cfg), config.parse(["--config", str(file), "--lr", "0.5"])) == "lr: 0.3 -> 0.5"
+    assert changes(as_dict(cfg), parse_flags(["--config", str(file), "--lr", "0.5"])) == "lr: 0.3 -> 0.5"
 
 
 def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path, monkeypatch):
-    cfg = config.parse([])
+    cfg = parse_flags([])
     assert (cfg.dataset_path, cfg.name, cfg.dataset) == ("dataset/demo", "demo", "ScribblePseudoDsDc")
     assert any("--dataset_path" in note for note in cfg.notes)
     (tmp_path / "config.yaml").write_text("dataset_path: there\nepochs: 3\nname: before\nzero1: true\n")
-    cfg = config.parse(["--resume", str(tmp_path / "last.pt")])
+    cfg = parse_flags(["--resume", str(tmp_path / "last.pt")])
     assert (cfg.dataset_path, cfg.epochs, cfg.name) == ("there", 3, "before")
     assert any("zero1 is not a flag of this version" in note for note in cfg.notes)  # of an earlier one
     monkeypatch.chdir(tmp_path)
     for words in ([], ["--resume", "auto"]):  # a file of the user's that has this name
         with pytest.raises(UserError, match="unknown key 'zero1'"):
-            config.parse(["--config", "config.yaml", *words])
+            parse_flags(["--config", "config.yaml", *words])
     (tmp_path / "config.yaml").rename(tmp_path / "moved.yaml")
     (tmp_path / "last.pt").touch()
     with pytest.raises(UserError, match=r"--resume .*last\.pt: no config\.yaml beside it: add the run's --config FILE"):
-        config.parse(["--resume", str(tmp_path / "last.pt")])  # not the demo
+        parse_flags(["--resume", str(tmp_path / "last.pt")])  # not the demo
 
 
 def test_large_integers_are_exact():
-    assert config.parse([*DATA, "--seed", str(2**60 + 1)]).seed == 2**60 + 1  # no float64 is equal to it
+    assert parse_flags([*DATA, "--seed", str(2**60 + 1)]).seed == 2**60 + 1  # no float64 is equal to it
 
 
 def test_every_config_file_parses():
-    files = sorted(config.DEMO_CONFIG.parent.glob("*.yaml"))
+    files = sorted(DEMO_CONFIG.parent.glob("*.yaml"))
     assert len(files) >= 3
     for file in files:
         for stage in yaml.safe_load(file.read_text()).get("stages", [None]):
-            cfg = config.parse(["--config", str(file), *(["--stage", stage] if stage else [])])
-            assert not set(re.findall(r"^(\w+): ", "\n".join(cfg.notes), re.M)) & set(
-                config.READER.renamed
-            )  # our names
+            cfg = parse_flags(["--config", str(file), *(["--stage", stage] if stage else [])])
+            assert not set(re.findall(r"^(\w+): ", "\n".join(cfg.notes), re.M)) & set(READER.renamed)  # our names
 
 
 def test_paths_and_places_may_differ_between_ranks():
     expected = "dataset_path logdir classes label_map resume workers device distributed dist_url world_size rank"
-    assert per_rank(config.parse(DATA)) >= {*expected.split(), "local_rank", "notes", "given"}
-    assert not per_rank(config.parse(DATA)) & {"lr", "seed", "batchsize", "dataset"}
+    assert per_rank(parse_flags(DATA)) >= {*expected.split(), "local_rank", "notes", "given"}
+    assert not per_rank(parse_flags(DATA)) & {"lr", "seed", "batchsize", "dataset"}
 
 
 @pytest.mark.parametrize("program", READERS)

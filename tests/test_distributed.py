@@ -10,8 +10,8 @@ import torch
 from conftest import finish, flags, free_port, one_line_each, read_metrics, start, start_group, succeed
 from PIL import Image
 
-from config.losses import LOSSES
 from distributed.join import process_group
+from flags.losses import LOSSES
 from support.errors import UserError
 
 

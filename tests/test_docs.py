@@ -20,9 +20,9 @@ from documents import program_of, reduced, shown, task_of
 from PIL import Image
 from test_convert import drawn, usable
 
-import config
 from data import demo
 from data.classes import voc_colours
+from flags import parse_flags
 
 pytestmark = pytest.mark.slow
 
@@ -189,7 +189,7 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     words = program_of(command)[1]
     named = " ".join(words)
     if task_of(command) == "train":
-        named += " " + config.parse(words).pretrained
+        named += " " + parse_flags(words).pretrained
     for name in re.findall(r"log/([\w.-]+)/\w+\.pt", named):
         if not Path("log", name).exists():
             os.symlink("demo", f"log/{name}")

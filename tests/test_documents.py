@@ -10,9 +10,9 @@ from conftest import REPO
 from documents import DOCUMENTS, program_of, shown
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-import config
-from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from data import distance
+from flags import parse_flags
+from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from tools import split
 from tools.check import __main__ as check
 from tools.convert import __main__ as convert
@@ -43,7 +43,7 @@ def test_command_is_read_by_its_program(command, monkeypatch):
     if "--help" in flags:
         return
     if program == "train.py":
-        config.parse(flags)
+        parse_flags(flags)
     elif program in READERS:
         READERS[program].command_line(flags)
     elif program in PARSERS:

@@ -23,9 +23,10 @@ from PIL import Image
 
 import train
 from models import pretrained
-from runs import checkpoint, folder
 from support import program
 from support.errors import UserError
+from training import checkpoint
+from training.record import folder
 
 
 @pytest.fixture

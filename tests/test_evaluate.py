@@ -15,8 +15,8 @@ from test_report import Elements
 
 import evaluate
 import predict
-from evaluation.metrics import scores
 from support.errors import UserError
+from training.scores import scores
 
 WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride_rate", "0.5", "--long_side", "128"]
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from distributed.group import Group
-from evaluation.scoring import gather_predictions, score
+from inference.scoring import gather_predictions, score
 from support.batch import EvalBatch
 
 NUM_IMAGES, WORST = 60, 37

@@ -15,12 +15,12 @@ from torch import nn
 
 import export
 import models
-from config import as_dict, parse
 from data.classes import voc_colours
-from evaluation.predictor import Predictor
-from exporting import graph
-from exporting.check import compare_outputs
-from exporting.onnx import KEYS, OnnxModel
+from flags import as_dict, parse_flags
+from inference.exporting import graph
+from inference.exporting.check import compare_outputs
+from inference.exporting.onnx import KEYS, OnnxModel
+from inference.predictor import Predictor
 from support.errors import UserError
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
@@ -55,7 +55,7 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     (folder / "classes.txt").write_text("sky #102030\nroad\ntree\ncar #ff0000\ndog\n")
     words = ["--dataset_path", "nowhere", "--model_type", "res50_ASPP_lorm", "--layers", "18", "--numclasses", "5"]
-    config = as_dict(parse([*words, "--classes", str(folder / "classes.txt")]))
+    config = as_dict(parse_flags([*words, "--classes", str(folder / "classes.txt")]))
     raw, averaged = (varied_model("res50_ASPP_lorm", seed).state_dict() for seed in (0, 1))
     torch.save({"model": raw, "ema": averaged, "config": config, "step": 7}, folder / "best.pt")
     return folder

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import flags, start, succeed
 
-from runs import checkpoint
+from training import checkpoint
 
 FAULTS = {  # of train_with_fault.py: flags, what the warning says
     "no_triton": ("--amp none", "the losses run without their Triton kernel, slower: "),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import models
-from models.layers.fold import folded
+from models.fold import folded
 
 timm = pytest.importorskip("timm")
 

@@ -29,8 +29,8 @@ from conftest import (
 from data.demo import draw_dataset
 from distributed import checks, lifeline
 from distributed.rendezvous import Deadline
-from runs import checkpoint
 from support.signals import StopRequest
+from training import checkpoint
 
 FAULTS = "tests/train_with_fault.py"
 NAMED_SECONDS = 30

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import models
-from models.layers.fold import folded
+from models.fold import folded
 
 
 def varied(model: nn.Module) -> nn.Module:

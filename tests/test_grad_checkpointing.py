@@ -8,14 +8,14 @@ from conftest import assert_same_run, flags, start_group, succeed
 from test_models import foreground
 from torch import nn
 
-import config
 import models
 import utils
 from distributed.group import Group
 from distributed.join import process_group
+from distributed.precision import autocast
+from flags import parse_flags
 from models.backbone import Recomputed
 from models.layers.norm import synchronize
-from optimization.amp import autocast
 
 CPU = torch.device("cpu")
 
@@ -101,6 +101,6 @@ def test_a_network_without_blocks_to_recompute_is_said(demo_root, caplog, name):
     pytest.importorskip("timm")
     given = {"backbone": f"timm:{name}", "model_type": "deeplabv2", "layers": None, "l_lorm": None}
     words = flags(**given, dataset_path=demo_root, grad_checkpointing=True)
-    utils.get_model(config.parse(words), Group(CPU))
+    utils.get_model(parse_flags(words), Group(CPU))
     said = f"--grad_checkpointing saves no memory: timm:{name} has no sequence of blocks to recompute"
     assert caplog.messages == ([said] if name == "dla46x_c" else [])

@@ -10,23 +10,23 @@ import pytest
 import yaml
 from conftest import REPO
 
-import config
-from config.others import TABLE, other_names
-from config.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER, TASKS
+from flags import FLAGS, Config, parse_flags, program_words
+from flags.others import TABLE, other_names
+from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER, TASKS
 from support.errors import UserError
 
 LINES = (REPO / "tests/recorded/guides.tsv").read_text(encoding="utf-8").splitlines()
 ROWS = [line.split("\t")[1:] for line in LINES[1:]]
 
 
-def parse(form: str, words: str, tmp_path) -> config.Config:
+def parse(form: str, words: str, tmp_path) -> Config:
     if form == "yaml":  # SECTION:/KEY:VALUE
         section, _, pair = words.partition("/")
         key, _, value = pair.partition(":")
         (tmp_path / "a.yaml").write_text(f"dataset_path: x\n{section}\n  {key}: {value}\n")
-        return config.parse(["--config", str(tmp_path / "a.yaml")])
+        return parse_flags(["--config", str(tmp_path / "a.yaml")])
     resume = ["--resume", "x.pt"] if "--reset" in words else []  # the guide has it too
-    return config.parse(["--dataset_path", "x", *words.split(), *resume])
+    return parse_flags(["--dataset_path", "x", *words.split(), *resume])
 
 
 @pytest.mark.parametrize(("form", "words", "result"), ROWS, ids=[f"{row[1]}" for row in ROWS])
@@ -42,34 +42,34 @@ def test_word_of_the_guides(form, words, result, tmp_path):
     cfg = parse(form, words, tmp_path)
     if result != "=":
         name, _, value = result[1:].partition(" ")
-        assert getattr(cfg, name) == config.FLAGS[name].convert(yaml.safe_load(value) if name != "amp" else value, name)
+        assert getattr(cfg, name) == FLAGS[name].convert(yaml.safe_load(value) if name != "amp" else value, name)
 
 
 def test_words_without_a_flag_of_their_own_name():
     words = "--valid-num-workers=4 --report-training-batch-acc --pin_memory true --prefetch_factor 3"
-    cfg = config.parse(
+    cfg = parse_flags(
         ["--dataset_path", "x", *words.split(), "--find_unused_parameters", "False", "--set_to_none=True"]
     )
     assert (cfg.val_workers, cfg.report_training_batch_acc, cfg.pin_memory, cfg.prefetch_factor) == (4, True, True, 3)
     with pytest.raises(UserError, match="unknown flag --find_unused_parameters: always false: each trained parameter"):
-        config.parse(["--dataset_path", "x", "--find_unused_parameters", "true"])
+        parse_flags(["--dataset_path", "x", "--find_unused_parameters", "true"])
 
 
 def test_a_switch_takes_true_and_false_as_in_yaml(tmp_path):
     given = {"true": True, "True": True, "false": False}
     for word, value in given.items():
         for words in ([f"--use_ddp={word}"], ["--use-ddp", word]):
-            assert config.parse(["--dataset_path", "x", *words, "--lr", "1"]).distributed is value
+            assert parse_flags(["--dataset_path", "x", *words, "--lr", "1"]).distributed is value
     with pytest.raises(UserError, match="unexpected argument 'maybe'"):
-        config.parse(["--dataset_path", "x", "--use_ddp", "maybe"])
+        parse_flags(["--dataset_path", "x", "--use_ddp", "maybe"])
     for words in (["--wandb=1"], ["--no_augment", "false"]):
         with pytest.raises(UserError, match=r"^--\w+ (1|false): give --\w+ true or false, or no value"):
-            config.parse(["--dataset_path", "x", *words])
+            parse_flags(["--dataset_path", "x", *words])
     (tmp_path / "a.yaml").write_text("dataset_path: x\nddp: {enabled: true}\ntraining: {use_ddp: true}\n")
-    assert config.parse(["--config", str(tmp_path / "a.yaml")]).distributed is True  # one value by two names
+    assert parse_flags(["--config", str(tmp_path / "a.yaml")]).distributed is True  # one value by two names
     (tmp_path / "a.yaml").write_text("dataset_path: x\nbatch_size: 4\ntraining: {batchsize: 8}\n")
     with pytest.raises(UserError, match=r"'batchsize' is given twice \(batch_size and batchsize\), with two values"):
-        config.parse(["--config", str(tmp_path / "a.yaml")])
+        parse_flags(["--config", str(tmp_path / "a.yaml")])
 
 
 def test_a_note_says_what_a_word_means_here_if_that_differs():
@@ -80,9 +80,9 @@ def test_a_note_says_what_a_word_means_here_if_that_differs():
         "--save_dir x": "folder of all runs here; this run is its subfolder --name",
     }
     for words, note in notes.items():
-        assert config.parse(["--dataset_path", "x", *words.split()]).notes == [f"{words.split()[0]}: {note}"]
+        assert parse_flags(["--dataset_path", "x", *words.split()]).notes == [f"{words.split()[0]}: {note}"]
     for words in ("--num_workers 2", "--learning_rate 1", "--wd 0", "--use_augment"):
-        assert config.parse(["--dataset_path", "x", *words.split()]).notes == []
+        assert parse_flags(["--dataset_path", "x", *words.split()]).notes == []
 
 
 def test_other_programs_take_the_same_words():
@@ -98,7 +98,7 @@ def test_other_programs_take_the_same_words():
 
 @pytest.mark.parametrize("page", [TABLE, TABLE.with_name("coming_from.zh-CN.md")], ids=lambda page: page.name)
 def test_the_table_says_yes_where_a_name_is_accepted(page, monkeypatch):
-    monkeypatch.setattr("config.others.TABLE", page)
+    monkeypatch.setattr("flags.others.TABLE", page)
     table = other_names.__wrapped__()
     accepted = {name for name, row in table.items() if row.accepted in ("yes", "是")}
     own = {"pin_memory", "prefetch_factor", "report_training_batch_acc", "wandb", "task", "grad_checkpointing"}
@@ -110,14 +110,14 @@ def test_the_table_says_yes_where_a_name_is_accepted(page, monkeypatch):
 
 def test_task_hands_over_what_its_program_reads(tmp_path):
     words = "--task=test --config configs/demo.yaml --scales 0.5 1 --batch_size 3 --no_flip --lr 1 --name x"
-    cfg = config.parse(words.split())
+    cfg = parse_flags(words.split())
     assert cfg.notes == ["--task test does not use --lr"]
     expected = ["--config", "configs/demo.yaml", "--scales", "0.5", "1.0", "--no_flip", "--val_batchsize", "3"]
-    assert config.program_words(cfg, cfg.task_flags) == expected
+    assert program_words(cfg, cfg.task_flags) == expected
     assert EVALUATE.command_line(expected)[0] == {"scales": (0.5, 1.0), "flip": False, "val_batchsize": 3}
     (tmp_path / "a.yaml").write_text("task: predict\ndataset_path: x\n")
-    cfg = config.parse([f"--config={tmp_path / 'a.yaml'}", "--probs"])  # the file's task decides what is a flag
+    cfg = parse_flags([f"--config={tmp_path / 'a.yaml'}", "--probs"])  # the file's task decides what is a flag
     assert (cfg.task, cfg.name, cfg.task_flags) == ("predict", "a", {"probs": True})
     with pytest.raises(UserError, match=r"unknown flag --scales: a flag of evaluate\.py, predict\.py, pseudo\.py"):
-        config.parse(["--scales", "1"])
-    assert set(TASKS) == set(config.FLAGS["task"].choices)
+        parse_flags(["--scales", "1"])
+    assert set(TASKS) == set(FLAGS["task"].choices)

@@ -14,9 +14,9 @@ import evaluate
 import export
 import predict
 from distributed.group import Group
-from runs import checkpoint
-from runs.messages import resume_hint
 from support.errors import STOPPED
+from training import checkpoint
+from training.record.messages import resume_hint
 
 FAULTS = "tests/train_with_fault.py"
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}

@@ -9,21 +9,21 @@ import torch
 from conftest import flags
 from PIL import Image
 
-import config
 import models
 import utils
-from builders.class_weights import get_class_weights
-from config.losses import read_class_weights
 from data.histogram import class_weights, value_histogram
 from distributed.group import Group
+from flags import parse_flags
+from flags.losses import read_class_weights
 from support.errors import UserError
+from training.class_weights import get_class_weights
 
 GROUP = Group(torch.device("cpu"))
 
 
 def weights_of(root, **values) -> list[float] | None:
     """get_class_weights on the drawn data, as a group of one."""
-    cfg = config.parse(flags(dataset_path=root, **values))
+    cfg = parse_flags(flags(dataset_path=root, **values))
     return get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset)
 
 
@@ -37,7 +37,7 @@ def test_every_value_is_counted_also_beyond_the_whole_numbers_of_float32(shape):
 
 def test_c3_the_loader_counts_pixels(demo_root):
     more = {"model_type": "res50_ASPP", "batchsize": 4, "crop_size": 97, "workers": 0}
-    batch = next(iter(utils.get_loader(config.parse(flags(dataset_path=demo_root, **more)), "train", GROUP)))
+    batch = next(iter(utils.get_loader(parse_flags(flags(dataset_path=demo_root, **more)), "train", GROUP)))
     assert set(batch.counts) == set(batch.maps) == {"label", "pseudo", "distance_s", "distance_c"}
     for name, maps in batch.maps.items():
         by_image = [np.bincount(values.ravel(), minlength=256) for values in maps.numpy()]
@@ -81,12 +81,12 @@ def test_class_weights_as_numbers(demo_root):
 )
 def test_wrong_flags_are_named(words, named):
     with pytest.raises(UserError, match=re.escape(named)) as caught:
-        config.parse(["--dataset_path", "somewhere", "--numclasses", "3", *words])
+        parse_flags(["--dataset_path", "somewhere", "--numclasses", "3", *words])
     assert "\n" not in str(caught.value)
 
 
 def test_criterion_has_the_losses_of_its_flags(demo_root, caplog):
-    cfg = config.parse(flags(dataset_path=demo_root, dataset="Dense", l_seg=2, loss="dice+0.5*ce"))
+    cfg = parse_flags(flags(dataset_path=demo_root, dataset="Dense", l_seg=2, loss="dice+0.5*ce"))
     model = models.build("res50_ASPP", layers=18, num_classes=5)
     criterion = utils.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
     assert criterion.weights == {"seg_dice": 2, "seg": 1}

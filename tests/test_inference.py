@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from distributed.group import Group
-from evaluation import predictor as inference
-from evaluation.predictor import Predictor, window_steps
+from inference import predictor as inference
+from inference.predictor import Predictor, window_steps
 from support import progress
 from support.errors import UserError
 

@@ -11,13 +11,13 @@ from conftest import REPO
 from documents import commands
 from known_datasets import HEIGHT, draw_ade20k, draw_cityscapes, draw_cocostuff, draw_voc_sbd
 
-import config
 import evaluate
 import predict
 import train
 from data.dataset import SegmentationDataset
 from data.histogram import count_labels
 from distributed.group import Group
+from flags import parse_flags
 from tools.check.__main__ import main
 from utils import get_loader, share_batch
 
@@ -49,7 +49,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 def load(words: list[str], split: str = "train") -> SegmentationDataset:
     alone = Group(torch.device("cpu"))
-    return get_loader(share_batch(config.parse([*words, *TINY.split()]), alone), split, alone).dataset
+    return get_loader(share_batch(parse_flags([*words, *TINY.split()]), alone), split, alone).dataset
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -89,6 +89,6 @@ def test_the_check_of_the_raw_folder_with_the_config_is_clean_and_prints_its_fla
     assert "0" not in [row["name"] for row in report["classes"]]
     # The command at the end reads the data as the config does.
     words = shlex.split(printed.splitlines()[-1].split("to train: ")[1])[2:]
-    by_config, by_check = (config.parse(["--config", f"configs/{name}.yaml"]), config.parse(words))
+    by_config, by_check = (parse_flags(["--config", f"configs/{name}.yaml"]), parse_flags(words))
     for flag in FLAGS.split():
         assert getattr(by_check, flag) == getattr(by_config, flag), flag

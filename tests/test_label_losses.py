@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from conftest import REPO
 
-from config.flags import flags_of
-from config.losses import LOSSES, loss_weights, parse_loss
-from config.training import Config, LossFlags
 from data.histogram import count_batch
+from flags.declare import flags_of
+from flags.losses import LOSSES, loss_weights, parse_loss
+from flags.training import Config, LossFlags
 from losses.criterion import Criterion
 from losses.terms import TERMS
 from support.batch import Batch, Foreground

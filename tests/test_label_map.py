@@ -12,12 +12,12 @@ from faulty_data import picture
 from known_datasets import CITYSCAPES, COCO, put
 from PIL import Image
 
-import config
 import evaluate
 from data.classes import PRESETS
 from data.images import read_label
 from data.label_map import read_label_map
 from distributed.group import Group
+from flags import parse_flags
 from support.errors import UserError
 from utils import get_loader
 
@@ -155,7 +155,7 @@ def test_training_and_scoring_see_class_numbers(numbered, tmp_path):
 
 def test_a_changed_map_is_another_list(numbered, tmp_path):
     def load():
-        return get_loader(config.parse(flags(**numbered)), "train", ALONE).dataset
+        return get_loader(parse_flags(flags(**numbered)), "train", ALONE).dataset
 
     first = load()
     assert first.read(0)["label"][0, ::10].tolist() == [0, 1, 2, 255]

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from conftest import REPO, finish, flags, two_processes, wait_until
 
-from runs.log import every_rank, start_logging
 from support.errors import STOPPED, UserError, report
+from training.record.log import every_rank, start_logging
 
 
 def test_a_users_error_is_left_for_torchrun_as_a_message(tmp_path):

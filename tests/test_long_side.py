@@ -6,7 +6,6 @@ import torch
 from conftest import flags, read_metrics, run_train
 from PIL import Image
 
-import config
 import evaluate
 import utils
 from data.dataset import TrainSet
@@ -16,7 +15,8 @@ from data.images.resize import large_images, scaled_size, shrink
 from data.layout import find_split
 from data.transforms import CentreCrop, TrainTransform
 from distributed.group import Group
-from evaluation.predictor import Predictor
+from flags import parse_flags
+from inference.predictor import Predictor
 from support.errors import UserError
 
 ALONE = Group(torch.device("cpu"))
@@ -85,7 +85,7 @@ def test_training_at_scale_1_sees_what_prediction_sees(long_side):
 
 @pytest.mark.parametrize("long_side", [80, 240])  # the demo's images have 160x120 pixels
 def test_loader_computes_distances_of_what_it_trains_on(demo_root, long_side):
-    dataset = utils.get_loader(config.parse(flags(dataset_path=demo_root, long_side=long_side)), "train", ALONE).dataset
+    dataset = utils.get_loader(parse_flags(flags(dataset_path=demo_root, long_side=long_side)), "train", ALONE).dataset
     maps, own = dataset.training_maps(1), dataset.read(1)
     shape = (60, 80) if long_side == 80 else (120, 160)
     assert {name: values.shape[:2] for name, values in maps.items()} == dict.fromkeys(maps, shape)
@@ -124,7 +124,7 @@ def test_checkpoint_is_scored_at_its_training_size_unless_told_otherwise(demo_ro
 )
 def test_sizes_that_do_not_fit_are_refused(demo_root, more, message):
     with pytest.raises(UserError, match=message):
-        config.parse(flags(dataset_path=demo_root, **more))
+        parse_flags(flags(dataset_path=demo_root, **more))
 
 
 def test_a_size_that_validation_could_not_hold_ends_the_run_before_training(demo_root, tmp_path):

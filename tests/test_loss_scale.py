@@ -6,10 +6,10 @@ from conftest import finish, one_line_each, read_metrics, run_train, start_group
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from optimization.amp import MAX_SKIPPED, LossScaler
-from optimization.optimizers import FusedSGD
-from runs import checkpoint
-from runs.state import TrainState
+from distributed.precision import MAX_SKIPPED, LossScaler
+from training import checkpoint
+from training.optimizers import FusedSGD
+from training.state import TrainState
 
 CPU = torch.device("cpu")
 

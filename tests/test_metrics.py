@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import metrics
-from evaluation.metrics import confusion_matrix, scores, table
+from training import scores as metrics
+from training.scores import confusion_matrix, scores, table
 
 
 def test_confusion_matrix_counts_labelled_pixels():

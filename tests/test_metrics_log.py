@@ -1,4 +1,4 @@
-"""What runs.metrics writes, by a clock that only moves when it is told to."""
+"""What training.record.metrics writes, by a clock that only moves when it is told to."""
 
 from types import SimpleNamespace
 
@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from distributed.group import Group
-from runs.metrics import Metrics
+from training.record.metrics import Metrics
 
 
 @pytest.fixture
 def now(monkeypatch) -> list[float]:
     """The time, to be changed by the test."""
     now = [0.0]
-    monkeypatch.setattr("runs.metrics.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("training.record.metrics.time.perf_counter", lambda: now[0])
     return now
 
 

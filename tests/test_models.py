@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import models
-from config.shared import MODEL_TYPES
+from flags.shared import MODEL_TYPES
 from models.foreground import find_foreground, foreground_mask
 from models.heads import ASPP
 from models.lorm import LoRM

@@ -20,9 +20,9 @@ import export
 import pseudo
 import segtrain
 import train
-from runs import checkpoint, schema
+from inference.trained import TrainedModel
 from support.errors import UserError
-from trained import TrainedModel
+from training import checkpoint, schema
 
 NAMES = ["earth", "disc", "square", "triangle", "cross"]
 WORDS = {"dataset_path": "own", "dataset": "Dense", "model_type": "res50_ASPP", "classes": "own/names.txt"}

@@ -6,8 +6,8 @@ from conftest import run_train
 from test_layout import find, put, put_pairs
 
 import evaluate
+from inference.trained import TrainedModel
 from support.errors import UserError
-from trained import TrainedModel
 
 MASK = np.zeros((40, 40), np.uint8)
 

@@ -5,9 +5,9 @@ Run on a GPU that is not there (benchmarks/absent_gpu.py): it has no values to g
 
 import pytest
 
-import config
 from benchmarks.absent_gpu import AbsentGPU, Waits
 from benchmarks.our_step import our_step
+from flags import parse_flags
 
 TINY = ["--dataset", "ScribblePseudoDsDc", "--numclasses", "5", "--layers", "50", "--pretrained", "none"]
 TINY += ["--amp", "none", "--crop_size", "33", "--batchsize", "2", "--warmup_epochs", "0"]
@@ -30,7 +30,7 @@ STEPS = [
 
 
 def check_step(flags: list[str], world_size: int) -> None:
-    with our_step(config.parse([*TINY, *flags]), AbsentGPU(), world_size) as (step, state):
+    with our_step(parse_flags([*TINY, *flags]), AbsentGPU(), world_size) as (step, state):
         step()
     assert state.step == 3
     assert all(parameter.is_meta for parameter in state.raw_model.parameters())  # the step was not done on the CPU
@@ -56,7 +56,7 @@ def test_a_wait_in_a_step_is_found(monkeypatch):
         next(state.raw_model.parameters()).sum().item()
         update(*args)
 
-    with our_step(config.parse(TINY), AbsentGPU()) as (step, state):
+    with our_step(parse_flags(TINY), AbsentGPU()) as (step, state):
         update = state.update
         monkeypatch.setattr(state, "update", read_and_update)
         with pytest.raises(Waits, match="reads a value"):

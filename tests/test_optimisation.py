@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from conftest import assert_same_run, finish, read_metrics, start_group, succeed, wait_until
 
-import config
 import models
 import train
 import utils
 from distributed.group import Group
-from optimization.lr_schedule import lr_factor
-from runs import checkpoint
+from flags import Config, parse_flags
 from support.batch import Batch
 from support.errors import UserError
+from training import checkpoint
+from training.lr_schedule import lr_factor
 
 FLOAT64 = "tests/train_float64.py"
 LR = 1e-3
@@ -36,7 +36,7 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-def plain_loop(cfg: config.Config, num_steps: int) -> tuple[models.Segmenter, list[float], list[float]]:
+def plain_loop(cfg: Config, num_steps: int) -> tuple[models.Segmenter, list[float], list[float]]:
     """Train as the flags say by torch's AdamW, clip_grad_norm_ and formulas. Return (model, losses, norms)."""
     torch.manual_seed(cfg.seed)
     model = models.build(cfg.model_type, **cfg.architecture, freeze_bn=True).train()
@@ -87,7 +87,7 @@ def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, floa
     results = finish(processes, timeout=240)
     assert [status for status, _, _ in results] == [0] * 4, results
 
-    cfg = config.parse(one)
+    cfg = parse_flags(one)
     model, losses, norms = plain_loop(cfg, num_steps=10)
     assert min(norms) < cfg.clip_grad < max(norms)  # some are clipped, and some are not
     whole = torch.load(tmp_path / "one" / "last.pt", weights_only=True)
@@ -184,5 +184,5 @@ def test_momentum_and_adamws_state_are_not_mixed(demo_run, tmp_path):
 )
 def test_wrong_flags_are_named(words, named):
     with pytest.raises(UserError) as caught:
-        config.parse(["--dataset_path", "somewhere", *words.split()])
+        parse_flags(["--dataset_path", "somewhere", *words.split()])
     assert named in str(caught.value)

@@ -8,13 +8,13 @@ from conftest import flags
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-import config
 import models
 import utils
 from distributed.group import Group
-from optimization.amp import LossScaler
-from optimization.optimizers import FusedSGD, make_optimizer
-from runs.state import _restore_optimizer
+from distributed.precision import LossScaler
+from flags import parse_flags
+from training.optimizers import FusedSGD, make_optimizer
+from training.state import _restore_optimizer
 
 OPTIONS = {"lr": 0.5, "weight_decay": 0.125}
 
@@ -101,7 +101,7 @@ def test_step_counts_move_to_the_device_of_their_parameter():
     [("sgd", "cpu", SGD), ("sgd", "cuda", FusedSGD), ("adamw", "cpu", AdamW), ("adamw", "cuda", AdamW)],
 )
 def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
-    cfg = config.parse(flags(dataset_path=tmp_path, optimizer=name))
+    cfg = parse_flags(flags(dataset_path=tmp_path, optimizer=name))
     model = models.build(cfg.model_type, layers=18, num_classes=5)
     optimizer = utils.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind

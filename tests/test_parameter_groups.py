@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import models
-from optimization.amp import LossScaler
-from optimization.optimizers import parameter_groups
-from runs.state import TrainState
+from distributed.precision import LossScaler
+from training.optimizers import parameter_groups
+from training.state import TrainState
 
 
 def build(**options) -> models.Segmenter:

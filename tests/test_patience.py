@@ -4,7 +4,7 @@ import pytest
 from conftest import assert_same_run, read_metrics, start_group, succeed, wait_until
 from test_report import Elements
 
-from runs import checkpoint
+from training import checkpoint
 
 # Weights that stay as they are: the first validation is the best, and no later one is better.
 STILL = {"dataset": "Dense", "model_type": "res50_ASPP", "freeze_bn": True, "lr": 1e-12, "wdecay": 0, "name": "x"}

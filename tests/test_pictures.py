@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from data import pictures
 from data.classes import Classes, voc_colours
-from evaluation import pictures
-from evaluation.pictures import contours, overlay, panel, with_legend
+from data.pictures import contours, overlay, panel, with_legend
 
 
 def plain_overlay(image, label, colours, background) -> np.ndarray:

@@ -11,8 +11,8 @@ from PIL import Image
 
 import predict
 from data.images import read_image
-from evaluation.pictures import overlay
-from prediction.inputs import film_hint, find_inputs
+from data.pictures import overlay
+from inference.inputs import film_hint, find_inputs
 from segtrain import load
 from support.errors import UserError
 

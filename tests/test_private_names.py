@@ -6,8 +6,8 @@ import torch
 from conftest import REPO
 
 import models
+from distributed import precision as amp
 from models import compiled
-from optimization import amp
 
 PRIVATE = re.compile(r"\b(?:torch|nn|dist)(?:\.\w+)*\._[a-z]\w*|\b_(?:BatchNorm|conv_forward|overloadpacket|buffers)\b")
 OUTSIDE = ("tests", "benchmarks", ".venv")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from pseudo_labels import labelling, walker
-from pseudo_labels.labelling import Stroked
-from pseudo_labels.walker import Grid, grid, walk
+from inference.pseudo import labelling, walker
+from inference.pseudo.labelling import Stroked
+from inference.pseudo.walker import Grid, grid, walk
 
 
 def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():

@@ -12,7 +12,7 @@ from conftest import REPO, random_checkpoint
 from PIL import Image
 
 import predict
-from evaluation.pictures import overlay
+from data.pictures import overlay
 from segtrain import UserError, load
 
 

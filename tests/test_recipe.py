@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-import config
-from config.recipe import CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, Facts, Recipe
+from flags import FLAGS, Config, as_dict, parse_flags
+from flags.recipe import CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, Facts, Recipe
 from support.errors import DivergedError
 from tools.check.__main__ import main as check_data
 from train import main as train
@@ -18,7 +18,7 @@ PHOTOS = Facts("Folder", 43, [(360, 480)] * 43, CUDA, memory=79.0)
 
 def recipe(facts: Facts, *given: str, **flags) -> dict:
     """{flag: value} that are chosen for flags as on a command line."""
-    values = config.as_dict(config.Config(**flags))
+    values = as_dict(Config(**flags))
     return {name: choice.value for name, choice in Recipe(facts, values, {*given, *flags}).choices.items()}
 
 
@@ -91,7 +91,7 @@ def test_what_is_given_is_kept():
     for name in ("epochs", "max_steps", "warmup_epochs"):
         assert not {"max_steps", "repeat"} & set(recipe(PHOTOS, name))
     # --lr alone keeps SGD, and the log says so.
-    kept = Recipe(PHOTOS, config.as_dict(config.Config(backbone="timm:resnet18")), {"lr", "backbone"}).choices
+    kept = Recipe(PHOTOS, as_dict(Config(backbone="timm:resnet18")), {"lr", "backbone"}).choices
     assert kept["optimizer"] == ("sgd", "as --lr is set; adamw is usual")
     # Weights of a file are for one depth: the default, or the one that is given.
     assert "layers" not in recipe(PHOTOS, pretrained="weights.pth")
@@ -115,7 +115,7 @@ def test_every_choice_is_a_value_of_its_flag_at_any_size_of_data_and_group():
         for device in (CPU, CUDA):
             facts = Facts("Folder", num_images, [(side, side)], device, world_size=world_size)
             chosen = recipe(facts)
-            assert {name: config.FLAGS[name].convert(value, name) for name, value in chosen.items()} == chosen
+            assert {name: FLAGS[name].convert(value, name) for name, value in chosen.items()} == chosen
             assert chosen["max_steps"] >= FEW_STEPS  # no warning about the recipe's own choice
 
 
@@ -130,13 +130,13 @@ def test_a_short_run_validates_at_most_ten_times():
 def test_the_check_prints_what_train_chooses(demo_root, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert check_data([str(demo_root), "--workers", "0"]) < 2
-    printed = config.parse(shlex.split(capsys.readouterr().out.splitlines()[-1].split("to train: ")[1])[2:])
+    printed = parse_flags(shlex.split(capsys.readouterr().out.splitlines()[-1].split("to train: ")[1])[2:])
     data = ["--dataset", printed.dataset, "--dataset_path", str(demo_root), "--numclasses", "5"]
     stop = ["--lr", "1e30", "--pretrained", "none", "--amp", "none", "--workers", "0", "--crop_size", "33"]
     with pytest.raises(DivergedError):  # after a step or two, so that no long run is needed
         train([*data, *stop, "--logdir", str(tmp_path)])
     (file,) = tmp_path.glob("*/config.yaml")
-    used = config.parse(["--config", str(file)])
+    used = parse_flags(["--config", str(file)])
     assert (used.max_steps, used.repeat, used.layers) == (printed.max_steps, printed.repeat, printed.layers)
     assert used.batchsize == printed.total_batchsize
     assert "--layers 18 (for a CPU)" in file.with_name("train.log").read_text()

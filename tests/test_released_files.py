@@ -13,9 +13,9 @@ from released import KINDS, NarrowResNet, Plain, released_state_dict
 from torch import Tensor
 
 import models
+from inference.trained import TrainedModel
 from models.pretrained import load_weights, needs_stride_in_1x1, released_type
 from support.errors import UserError
-from trained import TrainedModel
 
 CPU = torch.device("cpu")
 

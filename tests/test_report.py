@@ -15,12 +15,12 @@ from PIL import Image
 
 from data.classes import voc_colours
 from data.images import label_png
-from evaluation.metrics import class_counts, confusion_matrix
-from evaluation.pictures import contours
-from evaluation.report import MAX_POINTS, page, with_new_curves
-from evaluation.scoring import Result
+from data.pictures import contours
+from inference.report import MAX_POINTS, page, with_new_curves
+from inference.scoring import Result
 from support.errors import UserError
 from support.files import write_atomic
+from training.scores import class_counts, confusion_matrix
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{title}}<!--<script>.png"
 CLASSES = ["sky", "road", "car", "<b>moon</b>"]

@@ -25,7 +25,7 @@ from conftest import (
 )
 
 from data.demo import draw_dataset
-from runs import checkpoint
+from training import checkpoint
 
 FAULTS = "tests/train_with_fault.py"
 SAMPLES = "tests/train_float64.py"  # also notes what it trains on, in $SAMPLES

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import start
 
-import config
-from runs import folder as run_folder
+from flags import parse_flags
 from support.errors import UserError
+from training.record import folder as run_folder
 
 FAULTS = "tests/train_with_fault.py"
 
@@ -50,7 +50,7 @@ def test_runs_of_a_sweep_have_a_folder_of_their_own(demo_flags, tmp_path):
     assert run_folder.find_best(tmp_path, "sweep/a") == tmp_path / "sweep/a.2/best.pt"
     for name in ("/a", "../a", "a/", "a//b", "."):
         with pytest.raises(UserError, match=f"^--name {name}: must be a folder below --logdir"):
-            config.parse(demo_flags(name=name))
+            parse_flags(demo_flags(name=name))
 
 
 @pytest.mark.parametrize("file", ["last.pt", "best.pt.old"])

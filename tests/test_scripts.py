@@ -13,7 +13,7 @@ import torch.distributed.run
 import yaml
 from conftest import REPO, free_port
 
-import config
+from flags import parse_flags
 from scripts import launch
 from support.errors import UserError
 
@@ -138,6 +138,6 @@ def test_kubernetes_job():
     job, *claims = yaml.safe_load_all((REPO / "scripts/k8s-trainjob.yaml").read_text())
     trainer = job["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["command"]) == (2, 8, ["torchrun"])
-    cfg = config.parse(trainer["args"][1:])
+    cfg = parse_flags(trainer["args"][1:])
     assert (cfg.resume, cfg.logdir, cfg.dataset_path[:6]) == ("auto", "/log", "/data/")
     assert [claim["kind"] for claim in claims] == ["PersistentVolumeClaim"] * 2

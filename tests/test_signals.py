@@ -6,8 +6,8 @@ import time
 import pytest
 from conftest import assert_same_run, finish, flags, start, start_group, wait_until
 
-from runs import checkpoint
 from support.errors import STOPPED
+from training import checkpoint
 
 FAULTS = "tests/train_with_fault.py"
 pytestmark = pytest.mark.slow

@@ -10,12 +10,12 @@ from test_fold import varied
 from torch import Tensor, nn
 
 import models
-from builders.settle import read_start_weights, settle_stride
-from config import parse
 from distributed.group import Group
+from flags import parse_flags
+from inference.trained import TrainedModel
 from models.pretrained import StartWeights, load_start_weights
 from support.errors import UserError
-from trained import TrainedModel
+from training.settle import read_start_weights, settle_stride
 from utils import get_model
 
 pytestmark = pytest.mark.full_size
@@ -62,7 +62,7 @@ def test_deeplabv3_computes_what_torchvisions_does(theirs, file):
 
 def test_training_keeps_all_but_a_classifier_of_other_classes(demo_root, file, caplog):
     values = {"model_type": "deeplabv3_torchvision", "layers": 50, "numclasses": 5, "pretrained": file}
-    cfg = parse(flags(dataset_path=demo_root, **values))
+    cfg = parse_flags(flags(dataset_path=demo_root, **values))
     start = read_start_weights(cfg, Group(CPU))
     with caplog.at_level("INFO", "segtrain"):
         get_model(cfg, Group(CPU), start)
@@ -79,7 +79,7 @@ def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo
     )
     with pytest.raises(UserError, match=f"^--checkpoint {message}$"):
         TrainedModel(file, {"model_type": "deeplabv3", "numclasses": 21})
-    cfg = parse(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))
+    cfg = parse_flags(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))
     with pytest.raises(UserError, match=f"^--pretrained {message}$"):
         settle_stride(cfg, Group(CPU), None, read_start_weights(cfg, Group(CPU)))
 

@@ -11,16 +11,15 @@ from conftest import assert_same_run, finish, read_metrics, run_train, start, su
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import config
-import config.losses
 import evaluate
+import flags.losses
 import models
 import train
-from config import FLAGS
-from optimization.average import WeightAverage
-from optimization.lr_schedule import lr_factor
+from flags import FLAGS
 from support.errors import UserError
 from support.labels import MAPS
+from training.average import WeightAverage
+from training.lr_schedule import lr_factor
 
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}
 LOSSES = {"Dense": "seg", "ScribbleOnly": "seg crf", "PseudoOnly": "pseudo lorm"}
@@ -195,7 +194,7 @@ def test_deterministic_runs_are_equal_bit_for_bit(demo_run, tmp_path, monkeypatc
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     words = {"epochs": 2, "device": device, "class_weights": "balanced"}
     for name in ("one", "two"):
-        demo_run(**words, name=name, deterministic=True, loss="+".join(config.losses.LOSSES))
+        demo_run(**words, name=name, deterministic=True, loss="+".join(flags.losses.LOSSES))
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.backends.cudnn.deterministic
     assert_same_run(tmp_path / "one", tmp_path / "two")

@@ -9,23 +9,23 @@ import torch
 from conftest import flags
 from torch.utils.data._utils.pin_memory import pin_memory
 
-import config
 import models
 import utils
-from builders.settle import read_start_weights
 from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from distributed.group import Group
+from flags import Config, parse_flags
 from losses.criterion import Criterion
 from support.batch import Batch
 from support.errors import UserError
+from training.settle import read_start_weights
 
 CPU = torch.device("cpu")
 ALONE = Group(CPU)
 
 
-def cfg(demo_root, **values) -> config.Config:
-    return config.parse(flags(dataset_path=demo_root, **values))
+def cfg(demo_root, **values) -> Config:
+    return parse_flags(flags(dataset_path=demo_root, **values))
 
 
 def test_a_list_to_score_that_has_a_name_twice_is_refused(demo_root, tmp_path):
@@ -64,7 +64,7 @@ def test_one_process_draws_the_demo_data_and_all_wait_for_it(monkeypatch, local_
 
 
 def test_without_augmentation_samples_are_the_middle_of_their_images(demo_root):
-    given = config.parse([*flags(dataset_path=demo_root, crop_size=40), "--no_augment"])
+    given = parse_flags([*flags(dataset_path=demo_root, crop_size=40), "--no_augment"])
     samples = utils.get_loader(given, "train", ALONE).dataset
     whole = utils.get_eval_loader(cfg(demo_root), "train", ALONE).dataset
     for epoch in (0, 1):
@@ -74,7 +74,7 @@ def test_without_augmentation_samples_are_the_middle_of_their_images(demo_root):
         assert set(sample) == {"image", "label", "pseudo", "distance_s", "distance_c"}
 
 
-def criterion_of(given: config.Config, group: Group | None = None) -> Criterion:
+def criterion_of(given: Config, group: Group | None = None) -> Criterion:
     with torch.device("meta"):
         model = models.build(given.model_type, layers=18, num_classes=5)
     return utils.get_criterion(given, group or ALONE, model)

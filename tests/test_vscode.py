@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import REPO, finish, free_port, start
 
-from config.programs import EVALUATE, EXPORT, PREDICT, READER
+from flags.programs import EVALUATE, EXPORT, PREDICT, READER
 
 LAUNCH = json.loads((REPO / ".vscode/launch.json").read_text())
 ENTRIES = {entry["name"]: entry for entry in LAUNCH["configurations"]}

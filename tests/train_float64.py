@@ -12,9 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import train
 from data.dataset import TrainSet
-from runs.state import TrainState
 from support import program
 from tests.stopping import stop
+from training.state import TrainState
 
 if "SAMPLES" in os.environ:
     read_batch = TrainSet.__getitems__

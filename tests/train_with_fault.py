@@ -20,22 +20,22 @@ import torchvision
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import builders.model
-import builders.training
+import distributed.precision
 import losses.criterion
 import models.compiled
-import optimization.amp
 import train
+import training.model
+import training.parts
 import utils
 from distributed.group import Group
 from distributed.lifeline import Lifeline
 from losses import kernel_choice
 from losses.criterion import Criterion
-from runs import checkpoint
-from runs.state import TrainState
 from support import errors, program
 from tests.drawing import make_draw
 from tests.stopping import stop
+from training import checkpoint
+from training.state import TrainState
 
 ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write")
 STEP = 6  # of 4 an epoch: in the middle of the second
@@ -157,8 +157,8 @@ FAULTS |= {
     "slow_download": replace(torch.hub, "load_state_dict_from_url", download_slowly),
     "slow_write": lambda: before(checkpoint, "write", lambda *_: time.sleep(1)),
     "last_write_fails": replace(checkpoint, "write", write_in_vain),
-    "has_bf16": replace(optimization.amp, "has_native_bf16", lambda device: True),
-    "no_bf16": replace(optimization.amp, "has_native_bf16", lambda device: False),
+    "has_bf16": replace(distributed.precision, "has_native_bf16", lambda device: True),
+    "no_bf16": replace(distributed.precision, "has_native_bf16", lambda device: False),
     "traced": replace(models.compiled, "BACKEND", "aot_eager"),  # compiled without a compiler of kernels
     "no_triton": lambda: use_kernel_of_losses(None),
     "kernel_fails": lambda: use_kernel_of_losses(SimpleNamespace(run=fail(RuntimeError("Failed to find C compiler")))),
@@ -225,16 +225,16 @@ def use_kernel_of_losses(module: object) -> None:
 @fault
 def no_fused_update() -> None:
     """The optimizer is asked for its fused update, as on a GPU, and has none."""
-    make = builders.training.make_optimizer
-    builders.training.make_optimizer = lambda *args, fused, **options: make(*args, fused=True, **options)
+    make = training.parts.make_optimizer
+    training.parts.make_optimizer = lambda *args, fused, **options: make(*args, fused=True, **options)
     torch._fused_sgd_ = fail(RuntimeError("no kernel image is available"))  # type: ignore[assignment]
 
 
 @fault
 def gpu_without_bf16() -> None:
-    resolve = builders.model.resolve_amp
+    resolve = training.model.resolve_amp
     torch.cuda.get_device_capability = lambda device: (7, 5)  # type: ignore[assignment]
-    builders.model.resolve_amp = lambda amp, group, saved: resolve(
+    training.model.resolve_amp = lambda amp, group, saved: resolve(
         amp, dataclasses.replace(group, device=torch.device("cuda", 0)), saved
     )
 

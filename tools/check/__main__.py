@@ -16,10 +16,10 @@ from pathlib import Path
 if not __package__:  # started as a file from another folder: python PATH/tools/check
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from config import READER
-from config.reader import ConfigFile
 from data.classes import read_classes
 from data.label_map import read_label_map
+from flags import READER
+from flags.reader import ConfigFile
 from support import program, shell
 from support.errors import UserError
 from support.files import write_atomic

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from config import Config, as_dict
-from config.recipe import CPU, CUDA, Facts, Recipe
 from data.images.resize import large_images
 from data.layout import SCRIBBLES, first_folder
 from data.plain import IMAGES, MASKS, Place, find_places, find_whole
+from flags import Config, as_dict
+from flags.recipe import CPU, CUDA, Facts, Recipe
 from support import shell
 from tools.check.findings import Findings
 from tools.check.summary import Summary

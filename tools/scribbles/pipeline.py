@@ -20,14 +20,14 @@ if not __package__:  # started as a file
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import; program.run() handles it
 
-import config
-from config.programs import PSEUDO
-from config.recipe import RECIPE_FLAGS
-from config.shared import DataFlags, LaunchFlags
 from data.classes import read_classes
 from data.images import read_label
 from data.label_check import SAMPLE
 from data.layout import MASKS, SCRIBBLES, find_split, first_folder, pair_files
+from flags import FLAGS, Config, as_dict, parse_flags
+from flags.programs import PSEUDO
+from flags.recipe import RECIPE_FLAGS
+from flags.shared import DataFlags, LaunchFlags
 from support import program, shell, signals
 from support.errors import STOPPED, UserError
 from support.files import sha256
@@ -101,7 +101,7 @@ def run_steps(args, flags: list[str]) -> None:
         check_strokes(scribbles, labels)
     contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
     digest = hashlib.sha256(contents.encode()).hexdigest()
-    settings = {name: value for name, value in config.as_dict(cfg).items() if name not in FREE}
+    settings = {name: value for name, value in as_dict(cfg).items() if name not in FREE}
     settings |= {"data": str(data), "scribbles": digest}
     settings |= {"lists": [sha256(split.list_file) for split in splits if split.list_file]}
     settings |= {"class names": sha256(Path(cfg.classes)) if Path(cfg.classes).is_file() else cfg.classes}
@@ -110,7 +110,7 @@ def run_steps(args, flags: list[str]) -> None:
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
     # train.py would keep models of other labels or flags, and their scores.
     claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", overwrite=None)
-    launch = [word for name in PASSED_ON if getattr(cfg, name) != config.FLAGS[name].default
+    launch = [word for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default
               for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
 
     def train(number: int, *more: object) -> None:
@@ -144,7 +144,7 @@ def check_strokes(folder: Path, labels: list[Path]) -> None:
              "pixel without a stroke must be 255")  # fmt: skip
 
 
-def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], config.Config]:
+def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], Config]:
     """Return the flags of train.py, with those of the data set's classes.txt, and the Config, with --background chosen.
 
     Raises UserError on a wrong flag of train.py or pseudo.py, so that it is found before anything is done.
@@ -152,7 +152,7 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[st
     own = next((word for word in flags if word.startswith("--") and word.partition("=")[0][2:] in OWN), None)
     if own:
         raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
-    cfg, file = config.parse([*flags, "--dataset_path", str(data)]), data / "classes.txt"
+    cfg, file = parse_flags([*flags, "--dataset_path", str(data)]), data / "classes.txt"
     given = cfg.given or frozenset()
     if file.is_file():
         values = {"numclasses": len(read_classes(str(file), None).names), "classes": file}
@@ -160,7 +160,7 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[st
             raise UserError(f"{file}: has {values['numclasses']} classes, but flags or --config say {cfg.numclasses}: "
                             "drop --classes and --numclasses there, or correct the file")  # fmt: skip
         flags = [*(word for name in values if name not in given for word in (f"--{name}", str(values[name]))), *flags]
-        cfg = config.parse([*flags, "--dataset_path", str(data)])
+        cfg = parse_flags([*flags, "--dataset_path", str(data)])
     if cfg.classes and "background" not in given:  # as train.py's recipe will choose
         first_class = read_classes(cfg.classes, cfg.numclasses).names[0]
         cfg = dataclasses.replace(cfg, background="0" if first_class.lower() in BACKGROUND else "none")

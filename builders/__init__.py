@@ -1,1 +1,0 @@
-"""From the flags to the loaders, the model, the losses and the optimizer."""

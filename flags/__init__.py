@@ -1,0 +1,141 @@
+"""The flags of all programs, without torch: each is declared once, with type, default, help, choices and aliases.
+
+A value comes from the default, then a YAML file (`--config FILE`), then the command line.
+"""
+
+import dataclasses
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flags.conflicts import check as check_flags
+from flags.conflicts import idle_flags
+from flags.programs import READER, TASKS
+from flags.reader import ConfigFile, FlagReader
+from flags.shared import DataFlags
+from flags.training import Config
+from support.errors import UserError
+from support.shell import document
+
+FLAGS = READER.flags
+DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
+
+
+def parse_flags(argv: list[str] | None = None) -> Config:
+    """Read the flags of train.py from the command line (default: sys.argv) and the YAML file of --config.
+
+    Return a Config. Without --config and --dataset_path, the YAML file is configs/demo.yaml, or config.yaml of the run
+    to --resume. With --task test or predict, flags of evaluate.py or predict.py are read too; the Config has them in
+    task_flags. Raises UserError on unknown flags and invalid values.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    file_notes: list[str] = []
+    file = _file_of(words)
+    file_values = READER.yaml_file(file, file_notes) if file else {}
+    task = _value(words, "task") or file_values.get("task", "train")
+    reader, program = TASKS.get(task, TASKS["train"])
+    overrides, config_file, notes = reader.command_line(words)
+    notes += file_notes
+    saved = None
+    if file is None and "dataset_path" not in overrides:
+        file, saved = _default_file(task, overrides, notes)
+        file_values = READER.yaml_file(file, notes, of_run=saved is not None)
+    if file:
+        name, stage = file_values.get("name") or file.path.stem, file.stage
+        file_values["name"] = f"{name}-{stage}" if stage else name  # each stage is a run of its own
+    task_flags: dict[str, Any] = {}
+    if task != "train":
+        overrides, task_flags, notes = _for_task(task, program, overrides, notes)
+    merged = READER.merge(file_values, overrides)
+    if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
+        notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
+    # If the command line disables a flag of the file, a note says so. A flag idle in the file alone is an error.
+    typed = set(overrides) | (set() if saved else set(idle_flags(Config(**file_values), file_values)))
+    notes += [
+        f"--{item.replaces} is not used: --{item.name} {merged[item.name]} replaces it"
+        for item in FLAGS.values()
+        if {item.replaces, item.name} <= set(overrides) and merged[item.name] != item.default
+    ]
+    given = frozenset(merged)
+    if "model_type" not in merged and "Pseudo" not in merged.get("dataset", FLAGS["dataset"].default):
+        merged["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
+    cfg = Config(
+        **merged, notes=notes, given=given, typed=frozenset(typed), config_file=config_file, task_flags=task_flags
+    )
+    cfg = dataclasses.replace(cfg, name=cfg.name or f"{cfg.dataset}_{cfg.model_type}")
+    check_flags(cfg)
+    if file and not saved:
+        idle = idle_flags(cfg, set(file_values) - typed)
+        notes += [f"{name} of {file.path} has no effect without {needed}" for name, needed in idle.items()]
+    return cfg
+
+
+def _for_task(task: str, program: FlagReader, values: dict, notes: list[str]) -> tuple[dict, dict, list[str]]:
+    """Divide the {flag: value} of a command line: return those of train.py, those of the task's program, and notes."""
+    # A flag that the program knows by another name, such as --batchsize, has the program's meaning.
+    for name in [name for name in values if name in program.aliases]:
+        values.setdefault(program.aliases[name], values.pop(name))
+    used = {*program.flags, "task", "name", "logdir", *(item.name for item in dataclasses.fields(DataFlags))}
+    unused = [f"--{name}" for name in values if name not in used]
+    notes = [note for note in notes if not note.startswith("--batch_size")]
+    notes += [f"--task {task} does not use {', '.join(unused)}"] if unused else []
+    of_program = {name: value for name, value in values.items() if name in program.flags}
+    return {name: value for name, value in values.items() if name in FLAGS}, of_program, notes
+
+
+def _file_of(words: list[str]) -> ConfigFile | None:
+    """Return the file of --config among the words of a command line; None without one, or if only help is asked for."""
+    path = "" if {"-h", "--help"} & set(words) else _value(words, "config")
+    return ConfigFile(Path(path), _value(words, "stage")) if path else None
+
+
+def _value(words: list[str], name: str) -> str:
+    """Return the value of --name among the words of a command line, "" without one."""
+    found = [value for word, value in pairwise(words) if word == f"--{name}"]
+    found += [word.partition("=")[2] for word in words if word.startswith(f"--{name}=")]
+    return found[-1] if found else ""
+
+
+def _default_file(task: str, overrides: dict, notes: list[str]) -> tuple[ConfigFile, Path | None]:
+    """Return the file to read without --config and --dataset_path, and its path if it is the config.yaml of a run."""
+    flag = "resume" if task == "train" else "checkpoint"
+    run = overrides.get(flag) or "auto"
+    saved = None if run == "auto" else Path(run).parent / "config.yaml"
+    if saved and saved.is_file():
+        notes += [f"no --config: using {saved} of the run to resume"] if task == "train" else []
+        return ConfigFile(saved, ""), saved
+    if saved and Path(run).is_file():  # the demo's flags would be wrong
+        raise UserError(f"--{flag} {run}: no config.yaml beside it: add the run's --config FILE")
+    if task == "train":
+        notes.append(
+            "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
+            + document("docs/your_data.md")
+        )
+    return ConfigFile(DEMO_CONFIG, ""), None
+
+
+def program_words(cfg: Config, flags: dict) -> list[str]:
+    """Return the command line for the program of --task test or predict: its flags, and the file of --config."""
+    words = ["--config", str(cfg.config_file.path)] if cfg.config_file else []
+    words += ["--stage", cfg.config_file.stage] if cfg.config_file and cfg.config_file.stage else []
+    return words + TASKS[cfg.task][1].words(flags)
+
+
+def as_dict(cfg: Config) -> dict:
+    """Return {flag: value} for all flags of train.py, except those that belong to one launch, such as --resume."""
+    return {name: getattr(cfg, name) for name, item in FLAGS.items() if not item.per_launch}
+
+
+def dump(cfg: Config) -> str:
+    """Return the flags and their values as YAML text, to repeat the run with `--config`."""
+    return yaml.safe_dump(as_dict(cfg), sort_keys=False)
+
+
+def changes(saved: dict, cfg: Config) -> str:
+    """Return the flags whose values in `saved` (from as_dict()) differ from `cfg`, as "flag: old -> new, ..." or ""."""
+    now = as_dict(cfg)
+    # An older checkpoint lacks newer flags.
+    return ", ".join(f"{name}: {old} -> {now[name]}" for name, old in saved.items() if now.get(name, old) != old)

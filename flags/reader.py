@@ -1,0 +1,242 @@
+"""Read flags from the command line and from YAML files.
+
+Names are exact, without abbreviations; an unknown name is an error that names the nearest flag. A mapping in a YAML
+file is a section: its keys are flags too, and its name is free. --stage chooses one of the sections of `stages`; it
+overrides the rest of the file.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from flags.declare import flags_of
+from flags.others import changes_nothing, other_names
+from support.errors import UserError
+from support.shell import document
+from support.yaml_file import read_yaml
+
+# Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
+TYPO = 0.82
+SWITCH = ("true", "false")
+
+
+class ConfigFile(NamedTuple):
+    """The file of --config and the stage of --stage ("" if not set)."""
+
+    path: Path
+    stage: str
+
+
+class FlagReader:
+    """A reader of the flags that the dataclass `declared` declares, for one program.
+
+    renamed: {other name: flag} that only this program accepts, besides those that the flags declare.
+    """
+
+    readers: ClassVar[dict[str, "FlagReader"]] = {}  # for hints: which program has a flag
+
+    def __init__(self, declared: type, program: str, description: str, renamed: Mapping[str, str] | None = None):
+        self.declared, self.program, self.description = declared, program, description
+        self.flags = flags_of(declared)
+        same = {alias: item.name for item in self.flags.values() for alias in item.aliases.split()}
+        noted = {alias: item.name for item in self.flags.values() for alias in item.renamed}
+        self.renamed = {alias: note for item in self.flags.values() for alias, note in item.renamed.items()}
+        self.renamed |= {alias: f"--{name} here" for alias, name in (renamed or {}).items()}
+        others = same | noted | dict(renamed or {})
+        self.aliases = {alias: name for alias, name in others.items() if alias not in self.flags}
+        switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
+        self.names = self.aliases | {name: name for name in (*self.flags, *switches_off)}  # for hints
+        self.readers.setdefault(program, self)
+
+    def command_line(self, argv: list[str] | None = None) -> tuple[dict, ConfigFile | None, list[str]]:
+        """Return ({flag: value} of the command line, the --config file or None, notes for the user).
+
+        argv: the words; None: sys.argv. Raises UserError on unknown flags, invalid values, and --stage without
+        --config.
+        """
+        notes: list[str] = []
+        words = self._translate_words(sys.argv[1:] if argv is None else argv, notes)
+        parser = self._parser()
+        try:
+            parsed, surplus = parser.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            name = str(error.argument_name)
+            action = parser._option_string_actions.get(name.replace("--no_", "--"))
+            help = action.help if action else "it takes no value"
+            raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
+        values, unknown = vars(parsed), [word for word in surplus if re.match(r"--?[A-Za-z_]", word)]
+        if unknown:
+            raise UserError(self._unknown_names("flag", unknown, "--"))
+        if surplus:
+            raise UserError(f"unexpected argument {surplus[0]!r}: flags are written --name value")
+        path, stage = values.pop("config", None), values.pop("stage", "")
+        if path == "":
+            raise UserError("--config is empty: name a FILE")
+        if stage and not path:
+            raise UserError(f"--stage {stage} without --config: add --config FILE")
+        converted = {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
+        return converted, ConfigFile(Path(path), stage) if path else None, notes
+
+    def yaml_file(self, config_file: ConfigFile, notes: list[str], *, of_run: bool = False) -> dict:
+        """Return {flag: value} of a YAML file; values of the chosen stage override the others.
+
+        of_run: it is the config.yaml of a run, perhaps of an earlier version, whose unknown keys are left out. Appends
+        notes for the user to `notes`. Raises UserError if the file cannot be read, or holds an unknown key, an invalid
+        value or no such stage.
+        """
+        path, stage = config_file
+        content = read_yaml(path, "--config ")
+        if not isinstance(content, dict | None):
+            raise UserError(f"--config {path}: expected lines 'flag: value', found a {type(content).__name__}")
+        content = content or {}
+        stages = content.pop("stages", None) or {}
+        if not isinstance(stages, dict) or not all(isinstance(values, dict) for values in stages.values()):
+            raise UserError(f"{path}: stages: expected a section of flags under each stage's name")
+        stages = {str(name): values for name, values in stages.items()}
+        if stage not in stages and (stage or stages):
+            problem = f"--stage {stage}: not in" if stage else "--stage is not set, but there are stages in"
+            raise UserError(f"{problem} {path}: it has {', '.join(stages) or 'none'}")
+        for key in [key for key in content if of_run and key not in self.flags]:
+            notes.append(f"{path}: {key} is not a flag of this version: left out")
+            del content[key]
+        return self.merge(self._section(content, path, notes), self._section(stages.get(stage, {}), path, notes))
+
+    def words(self, values: dict) -> list[str]:
+        """Return the command-line words that set these {flag: value}."""
+        words: list[str] = []
+        for name, value in values.items():
+            if isinstance(value, bool):
+                words.append(f"--{name}" if value else f"--no_{name}")
+            else:
+                words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+        return words
+
+    def merge(self, values: dict, overrides: dict) -> dict:
+        """Return {flag: value} of both arguments; `overrides` takes precedence.
+
+        A flag in `overrides` also discards from `values` the flag that declares to replace it: epochs discards
+        max_steps.
+        """
+        discarded = {item.name for item in self.flags.values() if item.replaces in overrides}
+        return {name: value for name, value in values.items() if name not in discarded} | overrides
+
+    def _parser(self) -> argparse.ArgumentParser:
+        """Return an ArgumentParser of all flags, whose values remain text (bool for switches)."""
+        parser = argparse.ArgumentParser(
+            f"python {self.program}",
+            f"python {self.program} [--config FILE [--stage NAME]] [--flag value ...]",
+            self.description,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+        parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line overrides it")
+        parser.add_argument("--stage", metavar="NAME", help="section of the file's `stages`; overrides the rest of it")
+        for heading, items in groupby(self.flags.values(), lambda item: item.group):
+            group = parser.add_argument_group(heading)
+            for item in items:
+                help = item.help + ("; one of " + ", ".join(map(str, item.choices)) if item.choices else "")
+                if "[" not in help and item.default is not False:
+                    help += f" [{' '.join(map(str, item.default)) if item.is_list else item.default}]"
+                help = help.replace("%", "%%")
+                if item.kind is bool:
+                    group.add_argument(f"--{item.name}", action="store_true", help=help)
+                    group.add_argument(
+                        f"--no_{item.name}", dest=item.name, action="store_false", help=argparse.SUPPRESS
+                    )
+                else:
+                    kind, nargs = item.kind.__name__.upper(), "+" if item.is_list else None
+                    group.add_argument(f"--{item.name}", metavar=kind, nargs=nargs, help=help)
+        return parser
+
+    def _section(self, content: dict, path: Path, notes: list[str]) -> dict:
+        """Return {flag: value} of a YAML mapping and its sections. Raises UserError on unknown or repeated flags."""
+        pairs: list[tuple[Any, Any]] = []
+        for key, value in content.items():
+            pairs += value.items() if isinstance(value, dict) else [(key, value)]
+        values: dict[str, Any] = {}
+        unknown: list[str] = []
+        for key, value in pairs:
+            name = self._translate(str(key).replace("-", "_"), notes, "")
+            if name not in self.flags:
+                unknown += [] if changes_nothing(name, value) else [repr(str(key))]
+            else:
+                for text in (value if isinstance(value, list) else [value]) if self.flags[name].kind is not str else ():
+                    if re.fullmatch("[-+]?0[0-7]+", str(text)) and (octal := int(text, 8)) != int(text):
+                        both = f"{octal} in YAML 1.1, {int(text)} in YAML 1.2"
+                        raise UserError(f"{path}: {name}: {text} is {both}: write it without leading zeros")
+                converted = self.flags[name].convert(value, f"{path}: {name}")
+                if values.setdefault(name, converted) != converted:
+                    keys = " and ".join(other for other, _ in pairs if self.aliases.get(other, other) == name)
+                    raise UserError(f"{path}: {name!r} is given twice ({keys}), with two values: remove one")
+        if unknown:
+            raise UserError(f"{path}: {self._unknown_names('key', unknown, '')}")
+        return values
+
+    def _unknown_names(self, kind: str, unknown: list[str], prefix: str) -> str:
+        """Return the error message on unknown flags or keys: what each is here, or the nearest flag."""
+        known, others = [], []
+        rows: dict[str, list[str]] = {}
+        names = list(dict.fromkeys(word.partition("=")[0] for word in unknown))
+        for name in names:
+            bare = name.strip("-'").replace("-", "_")
+            programs = [reader.program for reader in self.readers.values() if bare in reader.names and reader != self]
+            alike = [own for own in self.names if own[0] == bare[:1]]  # bn_momentum is no typo of momentum
+            near = difflib.get_close_matches(bare, alike, n=1, cutoff=TYPO)
+            if bare in self.names and name != f"{prefix}{bare}":  # -batch_size
+                known.append(f"{name}: did you mean {prefix}{bare}?")
+            elif programs:
+                known.append(f"{name}: a flag of {', '.join(programs)}")
+            elif row := other_names().get(bare):
+                rows.setdefault(row.here, []).append(name)
+            elif near:
+                known.append(f"{name}: did you mean {prefix}{self.names[near[0]]}?")
+            else:
+                others.append(name)
+        for here, its_names in rows.items():
+            known.append(f"{', '.join(its_names)}: {'here ' if here.startswith('--') else ''}{here}")
+        if others:
+            known.append(
+                f"{', '.join(others)}: see --help for all flags, {document('CHANGELOG.md')} for flags that were removed"
+            )
+        return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(known)}"
+
+    def _translate_words(self, argv: Sequence[str], notes: list[str]) -> list[str]:
+        """Return the command line's words with our names: `--alias=value` becomes `--flag=value`.
+
+        A switch may have a value, as in YAML: `--flag false` becomes `--no_flag`.
+        """
+        words, translated = list(argv), []
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.removeprefix("--").partition("=")
+            name = name.replace("-", "_")
+            bare = name.removeprefix("no_")
+            if not word.startswith("--") or bare in ("", "config", "stage"):
+                translated += [word] if word != "--" else []  # launchers pass it on
+                continue
+            is_negated = bare != name and bare in self.names
+            ours = self._translate(bare if is_negated else name, notes, "--")
+            flag = self.flags.get(ours)
+            if not equals and words and words[0].lower() in SWITCH and (flag is None or flag.kind is bool):
+                equals, value = "=", words.pop(0)
+            if flag is None and changes_nothing(ours, value):
+                continue
+            if flag and flag.kind is bool and equals:
+                if is_negated or value.lower() not in SWITCH:
+                    raise UserError(f"{word.partition('=')[0]} {value}: give --{ours} true or false, or no value")
+                is_negated, equals, value = value.lower() == "false", "", ""
+            translated.append(f"--{'no_' if is_negated else ''}{ours}{equals}{value}")
+        return translated
+
+    def _translate(self, name: str, notes: list[str], prefix: str) -> str:
+        """Return the flag that a name or alias stands for. Append a note if an alias means something else elsewhere."""
+        if name in self.renamed:
+            notes.append(f"{prefix}{name}: {self.renamed[name]}")
+        return self.aliases.get(name, name)

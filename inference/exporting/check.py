@@ -1,0 +1,58 @@
+"""Check that an exported file predicts what PyTorch predicts."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from inference.exporting.graph import whole_image_logits
+from inference.predictor import Predictor
+from support.errors import UserError
+
+# Allowed difference of logits and probabilities, as a fraction of the largest logit. Other runtimes sum in another
+# order; PyTorch rounds the inputs of convolutions to 10 bits on CUDA (TF32).
+TOLERANCE = {"cpu": 2e-5, "cuda": 2e-3}
+
+
+@torch.inference_mode()
+def compare_file(
+    model: nn.Module, run: Callable[[Tensor], tuple[Tensor, ...]], names: Sequence[str], batches: Iterable[Tensor]
+) -> str:
+    """Compare an exported file with the PyTorch model, and return a line of text about the result.
+
+    run: function from a batch to the file's outputs. names: of the outputs. batches: (B, H, W, 3) uint8 RGB on the
+    model's device. Raises UserError on the first difference that rounding does not explain.
+    """
+    predictor, num_pixels, num_ties = Predictor(model), 0, 0
+    for images in batches:
+        labels, logits = predictor.labels(images), whole_image_logits(model, images)
+        num_pixels += labels.numel()
+        try:
+            num_ties += compare_outputs(labels, logits, dict(zip(names, run(images), strict=True)))
+        except Exception as error:  # the runtime's exceptions, such as on a size it was not traced for, have no class
+            problem = " ".join(str(error).split())[:160]
+            raise UserError(
+                f"the ONNX file fails on images of {tuple(images.shape[1:3])} ({problem}), so it was not kept"
+            ) from None
+    return f"{num_pixels} pixels equal PyTorch's, except {num_ties} ties"
+
+
+def compare_outputs(labels: Tensor, logits: Tensor, outputs: dict[str, Tensor]) -> int:
+    """Compare an exported file's outputs with PyTorch's labels (B, H, W) and logits (B, C, H, W).
+
+    outputs: {"labels": (B, H, W), and "probs" and "logits" (B, C, H, W) if the file has them}. Returns the number of
+    pixels with another class, all of them ties: their two largest logits differ by rounding only. Raises AssertionError
+    on larger differences.
+    """
+    tolerance = TOLERANCE[logits.device.type] * float(logits.abs().max())
+    first, second = logits.topk(2, dim=1).values.unbind(1)
+    differs = outputs["labels"] != labels
+    num_wrong = int((differs & ~(first - second <= tolerance)).sum())
+    if num_wrong:
+        raise AssertionError(f"{num_wrong} of {labels.numel()} pixels have another class than in PyTorch")
+    for name, expected in (("probs", logits.softmax(1)), ("logits", logits)):
+        if name in outputs:
+            difference = float((outputs[name] - expected).abs().max())
+            if not difference <= tolerance:  # nor is nan
+                raise AssertionError(f"{name} differ from PyTorch's by up to {difference:.3g}")
+    return int(differs.sum())

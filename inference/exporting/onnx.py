@@ -1,0 +1,154 @@
+"""Write ONNX files and run them with ONNX Runtime."""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from data.classes import Classes
+from data.images.resize import check_pixels, resize, scaled_size
+from inference.predictor import Step, no_step
+from support import shell
+from support.errors import UserError
+
+FORMAT = 1  # of the metadata
+# Keys of the metadata, whose values are JSON.
+KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
+KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
+LONG_SIDE = "long_side"  # a key that files of earlier versions do not have
+
+import_extra = partial(shell.import_extra, extra="export", feature="ONNX")
+
+
+def check_onnx(opset: int) -> None:
+    """Raise UserError if ONNX packages are missing, or if `opset` is newer than the installed onnx knows."""
+    onnx, _, _ = (import_extra(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise UserError(f"--opset {opset}: onnx {onnx.__version__} knows 18 to {newest}")
+
+
+def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str], opset: int) -> str:
+    """Write an exported program as an ONNX file, weights included. Returns opset and IR version as text.
+
+    metadata: {key: JSON text} to store in the file. Raises UserError if torch cannot write this opset.
+    """
+    onnx = import_extra("onnx")
+    outputs = json.loads(metadata["outputs"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg|torch")  # from torch 2.11 itself
+        proto = torch.onnx.export(
+            program, input_names=["images"], output_names=outputs, opset_version=opset, dynamo=True, verbose=False
+        ).model_proto  # type: ignore[union-attr]
+    _clean(proto)
+    onnx.helper.set_model_props(proto, metadata)
+    path.write_bytes(proto.SerializeToString())
+    onnx.checker.check_model(path, full_check=True)
+    written = {item.domain: item.version for item in proto.opset_import}[""]
+    if written != opset:
+        raise UserError(f"--opset {opset}: the model could only be written in opset {written}")
+    return f"opset {written}, IR version {proto.ir_version}"
+
+
+def _clean(proto) -> None:
+    """Name the dynamic sizes of an onnx.ModelProto, and remove this machine's source paths from it, in place."""
+    names = {}
+    for dim, name in zip(proto.graph.input[0].type.tensor_type.shape.dim, ("batch", "height", "width"), strict=False):
+        names[dim.dim_param] = name
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = names[dim.dim_param]
+        del value.metadata_props[:]
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+    del proto.graph.value_info[:]  # sizes between nodes, under their old names; ONNX Runtime infers them
+
+
+class OnnxModel:
+    """A model in an ONNX file that export.py wrote; has the methods of inference.predictor.ImagePredictor.
+
+    It runs on the CPU, or on a CUDA device if onnxruntime-gpu is installed. outputs: names of the outputs: "labels",
+    and "probs" and "logits" if the file has them. classes: names and colours.
+    long_side: the --long_side of the training: labels() and probs() resize images to it; 0: they do not.
+    images_at_once: number of images per call.
+
+    Creating an instance raises UserError if onnxruntime is missing or cannot load the file, or if export.py, or a later
+    version of it, did not write the file.
+    """
+
+    def __init__(self, path: Path, device: torch.device, images_at_once: int = 4):
+        onnxruntime = import_extra("onnxruntime")
+        if not path.is_file():
+            raise UserError(f"{path}: no such file")
+        providers: list = ["CPUExecutionProvider"]
+        if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+            providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        try:
+            self.session = onnxruntime.InferenceSession(path, options, providers=providers)
+        except Exception as error:  # its exceptions have no common class
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it ({reason})") from None
+        self.path, self.images_at_once = path, images_at_once
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        try:
+            self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
+        except (KeyError, ValueError):
+            raise UserError(f"{path}: not a file that export.py wrote: its metadata is missing") from None
+        if self.metadata["segtrain_format"] > FORMAT:
+            raise UserError(
+                f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"
+            )
+        self.long_side: int = json.loads(metadata.get(LONG_SIDE, "0"))
+        self.outputs: list[str] = self.metadata["outputs"]
+        self.num_classes: int = self.metadata["num_classes"]
+        colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)
+        self.classes = Classes(self.metadata["class_names"], colours)
+
+    def run(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return all outputs of images (B, H, W, 3) uint8 RGB, in the order of `outputs`, on the images' device."""
+        outputs = self.session.run(None, {"images": images.cpu().numpy()})
+        return tuple(torch.from_numpy(output).to(images.device) for output in outputs)
+
+    def num_windows(self, size: tuple[int, int]) -> int:
+        return 1
+
+    def labels(self, images: Tensor, step: Step = no_step) -> Tensor:
+        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB. step: as in inference.predictor."""
+        labels = self.run(self._resized(images))[0]
+        step(len(images))
+        if labels.shape[1:] == images.shape[1:3]:
+            return labels
+        return F.interpolate(labels.unsqueeze(1), size=images.shape[1:3], mode="nearest-exact").squeeze(1)
+
+    def probs(self, images: Tensor, step: Step = no_step) -> Iterator[tuple[slice, Tensor]]:
+        """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).
+
+        images: (B, H, W, 3) uint8 RGB. Raises UserError if the file has no probabilities.
+        """
+        if "probs" not in self.outputs:
+            raise UserError(f"{self.path}: has no probabilities; export it again with --probs")
+        probs = self.run(self._resized(images))[self.outputs.index("probs")]
+        step(len(images))
+        if probs.shape[2:] != images.shape[1:3]:
+            probs = F.interpolate(probs, size=images.shape[1:3], mode="bilinear", align_corners=False)
+        yield slice(0, images.shape[1]), probs
+
+    def _resized(self, images: Tensor) -> Tensor:
+        """Return images (B, H, W, 3) at the size that the model was trained on, uint8."""
+        own = images.shape[1], images.shape[2]
+        size = scaled_size(own, self.long_side or max(own))
+        if size == own:
+            return images
+        check_pixels(math.prod(size), own, f"{self.path} with --long_side {self.long_side}")
+        return resize(images, size).round().to(torch.uint8)

@@ -1,0 +1,89 @@
+"""The files that predict.py writes: palette PNGs, overlays, probabilities."""
+
+import io
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from data.classes import Classes
+from data.images import label_png
+from data.pictures import overlay, with_legend
+from inference.inputs import OUTPUT_NOTE
+from support.errors import InputError
+from support.files import write_atomic
+from support.processes import ThreadPool
+from support.results import claim
+
+RESULTS = ("masks/**/*.png", "probs/**/*.npy", "overlays/**/*.jpg")
+NUM_THREADS = 4  # compress and write while the next images are predicted
+MAX_WAITING = 8  # images that wait for a thread
+
+
+class Outputs:
+    """A folder with masks/NAME.png and, on request, overlays/NAME.jpg and probs/NAME.npy. NAME may contain folders.
+
+    Below an overlay, a legend names the classes that it shows. predictions.json has the settings of all predictions. A
+    mask is written after the rest.
+    classes: their colours are the masks' palette. background: class that overlays leave clear, or None. overlays,
+    probs: whether to write such files. failures: errors of single outputs.
+    """
+
+    def __init__(self, folder: Path, classes: Classes, background: int | None, *, overlays: bool, probs: bool):
+        self.folder, self.classes, self.background = folder, classes, background
+        self.overlays, self.probs = overlays, probs
+        self.failures: list[InputError] = []
+        self._pool = ThreadPool(NUM_THREADS)
+        self._writes: deque[Future] = deque()
+
+    def __enter__(self) -> "Outputs":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=error[0] is not None)
+
+    def claim(self, settings: dict, *, overwrite: bool) -> None:
+        """Write predictions.json, or check that its settings are these, as support.results.claim(). Only for rank 0."""
+        overlays = {"background": self.background} if self.overlays else False
+        settings = settings | {"overlay": overlays, "probs": self.probs}
+        claim(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", overwrite=overwrite)
+
+    def path(self, kind: str, name: str) -> Path:
+        """Return the path of a file. kind: masks, overlays or probs."""
+        suffix = {"masks": "png", "overlays": "jpg", "probs": "npy"}[kind]
+        return self.folder / kind / f"{name}.{suffix}"
+
+    def is_done(self, name: str) -> bool:
+        """Return True if all files of an image exist."""
+        kinds = {"masks": True, "overlays": self.overlays, "probs": self.probs}
+        return all(self.path(kind, name).is_file() for kind, is_wanted in kinds.items() if is_wanted)
+
+    def write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None) -> None:
+        """Write the files of an image in a thread.
+
+        image: (H, W, 3) uint8 RGB. label: (H, W) uint8. probs: (C, H, W) float16, or None. Blocks while more than
+        MAX_WAITING images wait; see wait() for errors.
+        """
+        self._writes.append(self._pool.submit(self._write, name, image, label, probs))
+        self.wait(MAX_WAITING)
+
+    def wait(self, most: int = 0) -> None:
+        """Wait until at most so many images are unwritten. Adds InputErrors to `failures`, raises other errors."""
+        while len(self._writes) > most:
+            try:
+                self._writes.popleft().result()
+            except InputError as error:
+                self.failures.append(error)
+
+    def _write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None) -> None:
+        if probs is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, probs)
+            write_atomic(self.path("probs", name), buffer.getbuffer(), parents=True)
+        if self.overlays:
+            painted, buffer = overlay(image, label, self.classes.colours, self.background), io.BytesIO()
+            Image.fromarray(with_legend(painted, label, self.classes, self.background)).save(buffer, "JPEG", quality=90)
+            write_atomic(self.path("overlays", name), buffer.getbuffer(), parents=True)
+        write_atomic(self.path("masks", name), label_png(label, self.classes.colours), parents=True)

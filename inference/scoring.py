@@ -1,0 +1,117 @@
+"""Predict every image of a split once, over all ranks, and count pixels."""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.images import label_png
+from distributed.group import Group
+from inference.predictor import Cancelled, ImagePredictor, Step, no_step
+from support.batch import EvalBatch
+from training import scores as metrics
+from training.scores import Scores, class_iou, confusion_matrix, mean_iou
+
+NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
+
+
+@dataclass
+class Result:
+    """Pixel counts of a split, summed over all ranks. C is the number of classes, N the number of images.
+
+    names: of all N images. confusion: metrics.confusion_matrix(), (C, C) int64. counts: metrics.class_counts() of each
+    image, (N, 3, C) int64. These three are equal on every rank. pngs: predictions that this rank keeps, {image index:
+    bytes of a PNG}.
+    """
+
+    names: list[str]
+    confusion: Tensor
+    counts: np.ndarray
+    pngs: dict[int, bytes] = field(default_factory=dict)
+
+    @functools.cached_property
+    def scores(self) -> Scores:
+        """Return all scores but the mIoU's interval, which takes a second with thousands of images.
+
+        "share" is each class's share of the labelled pixels.
+        """
+        share = (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist()
+        return {"images": len(self.names), **metrics.scores(self.confusion), "share": share}
+
+    @functools.cached_property
+    def scores_with_interval(self) -> Scores:
+        """Return all scores, with the mIoU's 95 % interval."""
+        return {**self.scores, "miou_ci": metrics.miou_interval(self.counts)}
+
+
+def score(
+    predictor: ImagePredictor,
+    batches: Iterable[EvalBatch],
+    names: list[str],
+    num_classes: int,
+    group: Group,
+    *,
+    step: Step = no_step,
+    keep_pngs: bool = False,
+    visit: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+) -> Result:
+    """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
+
+    names: of the images of all ranks. step: of window_steps(). keep_pngs: keep the predictions that images_to_show()
+    may choose. visit: called with image (H, W, 3), label and prediction (H, W) uint8 of each image that this rank
+    predicts. Raises Stopped on all ranks if one of them got a signal.
+    """
+    confusion, counts = (
+        torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
+        for size in ((num_classes,), (len(names), 3))
+    )
+    pngs: dict[int, bytes] = {}
+    for batch in batches:
+        if group.stop:
+            break
+        images, labels = (values.to(group.device, non_blocking=True) for values in (batch.image, batch.label))
+        try:
+            predictions = predictor.labels(images, step)
+        except Cancelled:
+            break
+        for index, image, label, predicted in zip(batch.indices, images, labels, predictions, strict=True):
+            own = confusion_matrix(predicted, label, num_classes)
+            confusion += own
+            counts[index] = metrics.class_counts(own)
+            if visit:
+                visit(image, label, predicted)
+        if keep_pngs:
+            kept = sorted([*pngs, *batch.indices])  # an image not chosen among these is not chosen among all
+            kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
+            new = {index: values for index, values in zip(batch.indices, predictions, strict=True) if index in kept}
+            pngs |= {index: label_png(values.cpu().numpy()) for index, values in new.items()}
+            pngs = {index: pngs[index] for index in kept}
+    group.raise_if_stopped()
+    return Result(names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs)
+
+
+def images_to_show(counts: np.ndarray) -> list[int]:
+    """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
+
+    counts: as Result.counts.
+    """
+    miou = mean_iou(counts)
+    order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
+    chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
+    for class_ious in np.where(counts[:, 1] > 0, class_iou(counts), np.inf).T:
+        if np.isfinite(class_ious).any():
+            chosen.add(int(class_ious.argmin()))
+    return [index for index in order if index in chosen]
+
+
+def gather_predictions(result: Result, group: Group) -> dict[int, bytes]:
+    """Return {index: PNG of the prediction} of the images to show, by rising mIoU, on every rank. Collective.
+
+    result: from score(keep_pngs=True).
+    """
+    chosen = images_to_show(result.counts)
+    shares = group.gather([result.pngs.get(index) for index in chosen])
+    return {index: next(filter(None, pngs)) for index, *pngs in zip(chosen, *shares, strict=True)}

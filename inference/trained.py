@@ -1,0 +1,217 @@
+"""Load the model of a checkpoint for your own Python code; for evaluate.py, predict.py and export.py: TrainedModel.
+
+import segtrain
+model = segtrain.load("log/demo/best.pt")
+mask = model.predict("photo.jpg").mask  # (height, width) uint8: class numbers
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import models
+from data.classes import Classes, read_classes
+from distributed import checks
+from distributed.device import find_device
+from distributed.group import Group, Stopped
+from distributed.precision import resolve
+from flags import READER, Config
+from flags.conflicts import check_effects
+from flags.declare import per_rank
+from flags.programs import PREDICT
+from flags.reader import FlagReader
+from flags.shared import DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
+from inference.loaded import LoadedModel
+from inference.predictor import Predictor
+from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type
+from support import program
+from support.errors import STOPPED, UserError
+from training import checkpoint
+from training.record.log import start_logging
+from training.settle import resolve_amp
+from utils import join_group
+
+log = logging.getLogger("segtrain")
+
+OUT_OF_MEMORY_ADVICE = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
+LAYOUT = ("list_path", "image_path", "val_path", "val_split", "image_suffix", "label_suffix", "label_map")
+LOADER_FLAGS = ("workers", "pin_memory", "prefetch_factor")
+CPU = torch.device("cpu")
+
+# Flags of train.py that these programs have too. A checkpoint saves them; the command line overrides them.
+SAVED_FLAGS = {item.name for shared in (DataFlags, SizeFlags, ModelFlags) for item in dataclasses.fields(shared)}
+
+
+def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict, list[str]]:
+    """Return ({flag: value} of a program, {training flag: value} that override a checkpoint's, notes for the user).
+
+    Both come from --config FILE and the command line, which takes precedence. Of the file's flags, the program itself
+    has those on device and processes.
+    """
+    values, config_file, notes = reader.command_line(argv)
+    saved = READER.yaml_file(config_file, []) if config_file else {}  # its notes are on training
+    launch = {item.name for item in dataclasses.fields(LaunchFlags)} if issubclass(reader.declared, LaunchFlags) else {}
+    overrides = saved | {name: value for name, value in values.items() if name in SAVED_FLAGS}
+    return {name: value for name, value in saved.items() if name in launch} | values, overrides, notes
+
+
+def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
+    """Return (a program's flags, an InferenceFlags; {training flag: value} that override a checkpoint's)."""
+    values, overrides, notes = read_overrides(reader, argv)
+    flags = reader.declared(**values, notes=notes)
+    return flags, overrides | {name: getattr(flags, name) for name in LOADER_FLAGS} | {"val_workers": -1}
+
+
+def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> int:
+    """Join the process group of the flags and call work(group). Returns its status or 0; STOPPED after a signal."""
+    with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
+        start_logging(flags.log_level, is_main=group.is_main)
+        for note in flags.notes:
+            log.info(note)
+        checks.check_flags(group, vars(flags), per_rank(flags))
+        try:
+            return work(group) or 0
+        except Stopped as stop:
+            hint = " (--overwrite would delete its files)" if hasattr(flags, "overwrite") else ""
+            log.info(f"stopped by {stop}; to finish, run the same command again{hint}")
+            return STOPPED
+
+
+def inference_settings(flags: InferenceFlags) -> dict:
+    """Return {name: value} of the flags that Predictor takes and a checkpoint does not save: scales and flip."""
+    return {name: getattr(flags, name) for name in ("scales", "flip")}
+
+
+class TrainedModel:
+    """A checkpoint file: `cfg`, the training flags saved in the file, and `file`, its step and weights.
+
+    overrides: {training flag: value} that replace the saved ones. Weights released by CDSP turn stride_in_1x1 on.
+    Raises UserError if the file cannot be used.
+    """
+
+    def __init__(self, path: str | Path, overrides: dict | None = None):
+        if not str(path):
+            raise UserError("--checkpoint is not set: name the FILE of a run, such as log/NAME/best.pt")
+        overrides = overrides or {}
+        self.path = Path(path)
+        self.file = checkpoint.read_model(self.path)
+        saved = self.file.config
+        if saved is None:
+            if "numclasses" not in overrides:
+                raise UserError(
+                    f"--checkpoint {path}: it does not say which model its weights belong to: add the run's --config, "
+                    "or --model_type, --layers and --numclasses"
+                )
+            saved = {}
+        if overrides.get("dataset", saved.get("dataset")) != saved.get("dataset"):
+            # They fit the saved layout only.
+            saved = {name: value for name, value in saved.items() if name not in LAYOUT}
+        texts = {name: text for name, text in self.file.texts.items() if name in saved and name not in overrides}
+        self.cfg = Config(**saved | overrides, texts=texts)
+        check_effects(self.cfg, SAVED_FLAGS & set(overrides))
+        if "classes" in saved and not {"classes"} & {*texts, *overrides}:
+            self._find_names()
+        needed = needs_stride_in_1x1(self.file.best_weights, f"--checkpoint {path}", self.cfg.model_type)
+        if needed and not self.cfg.stride_in_1x1:
+            log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
+            self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)
+
+    @property
+    def classes(self) -> Classes:
+        """Return the names and colours of the classes. Raises UserError if the file of --classes cannot be used."""
+        return read_classes(self.cfg.classes, self.cfg.numclasses, self.cfg.texts.get("classes"))
+
+    def _find_names(self) -> None:
+        """Drop --classes of a checkpoint that an earlier version wrote, without names, if its file cannot be used."""
+        try:
+            read_classes(self.cfg.classes, self.cfg.numclasses)
+        except UserError as error:
+            log.warning(f"{self.path}: an earlier version saved no class names, so classes are numbers: {error}")
+            self.cfg = dataclasses.replace(self.cfg, classes="")
+
+    def resolve_weights(self, weights: str) -> str:
+        """Return "raw" or "ema" for --weights auto, raw or ema.
+
+        Raises UserError on ema if the file has no EMA weights.
+        """
+        has_average = self.file.averaged is not None
+        if weights == "ema" and not has_average:
+            raise UserError(
+                f"--weights ema: {self.path} has no average of weights; train with --ema, or use --weights raw"
+            )
+        return "ema" if has_average and weights != "raw" else "raw"
+
+    def model(self, weights: str = "auto", device: torch.device = CPU) -> models.Segmenter:
+        """Return the model with --weights auto, raw or ema on the device, in eval mode.
+
+        Raises UserError if weights are missing, have other shapes or are not finite.
+        """
+        cfg = self.cfg
+        model = models.build(cfg.model_type, **cfg.architecture)
+        state_dict = self.file.best_weights if self.resolve_weights(weights) == "ema" else self.file.weights
+        _, missing, _ = load_weights(model, state_dict)
+        missing = [name for name in missing if not name.startswith("lorm.")]  # used in training only
+        if missing:
+            released = released_type(state_dict)
+            differs = released and released.removesuffix("_lorm") != cfg.model_type.removesuffix("_lorm")
+            backbone = f"--layers {cfg.layers}" if cfg.backbone == models.RESNET else f"--backbone {cfg.backbone}"
+            raise UserError(
+                f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with {backbone} "
+                f"and --numclasses {cfg.numclasses} are missing or have other shapes or types, such as {missing[0]}"
+                + (f"; it is a released CDSP file: use --model_type {released}" if differs else "")
+            )
+        broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
+        if broken:
+            raise UserError(f"--checkpoint {self.path}: {broken} is not finite: use an earlier checkpoint")
+        return model.eval().to(device).to(memory_format=torch.channels_last)
+
+    def predictor(self, weights: str = "auto", device: torch.device = CPU, **settings) -> Predictor:
+        """Return a Predictor of the model at the sizes of `cfg`. settings: scales and flip, as in Predictor."""
+        cfg, model = self.cfg, self.model(weights, device)
+        amp = resolve(cfg.amp, device)
+        settings |= cfg.sizes | {"source": f"{self.path} with "}
+        return Predictor(model, batch_size=cfg.val_batchsize, amp=amp, **settings)
+
+
+def load_on_ranks(flags: InferenceFlags, overrides: dict, group: Group) -> tuple[TrainedModel, Predictor]:
+    """Return the model of --checkpoint and its Predictor, with one precision and the same weights on all ranks.
+
+    Collective. overrides: {training flag: value} that replace the saved ones.
+    """
+    trained = TrainedModel(flags.checkpoint, overrides)
+    trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
+    predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
+    checks.check_weights(group, predictor.model, buffers_averaged=True)
+    return trained, predictor
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    weights: str = "auto",
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+    long_side: int | None = None,
+    window: int | None = None,
+    stride_rate: float | None = None,
+    amp: str | None = None,
+    classes: str | None = None,
+) -> LoadedModel:
+    """Return the model of a checkpoint file, ready to predict.
+
+    Each argument is predict.py's flag of that name (docs/cli.md); None: as in training. Raises UserError if the file or
+    a value cannot be used.
+    """
+    values: dict[str, Any] = {"weights": weights, "scales": list(scales), "flip": flip}
+    saved = {"long_side": long_side, "window": window, "stride_rate": stride_rate, "amp": amp, "classes": classes}
+    values |= {name: value for name, value in saved.items() if value is not None}
+    values = {name: PREDICT.flags[name].convert(value, name) for name, value in values.items()}
+    trained = TrainedModel(path, {name: values.pop(name) for name in saved if name in values})
+    place = find_device(device, local_rank=0, local_world_size=1)
+    predictor, read, cfg = trained.predictor(device=place, **values), trained.classes, trained.cfg
+    return LoadedModel(predictor, place, read.names, read.colours, cfg.background_class)

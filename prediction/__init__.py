@@ -1,1 +1,0 @@
-"""Inputs and outputs of predict.py."""

@@ -1,0 +1,251 @@
+"""Checkpoint files: written atomically, verified by checksums, and read without running code from them.
+
+A file is the zip archive that torch.save writes, with the optimizer step as the archive's comment. torch.load reads it
+like any other.
+"""
+
+import io
+import logging
+import math
+import re
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from support.errors import UserError
+from support.files import write_atomic
+from support.signals import WRITER
+from training import schema
+from training.schema import FORMAT, Checkpoint, ModelFile
+
+COMMENT = "segtrain step={step:012d}"
+_COMMENT = re.compile(rb"segtrain step=(\d{12})")
+_NUMBERED = re.compile(r"(step|epoch)_\d+\.pt")
+
+# numpy._core was numpy.core before NumPy 2, and files name the one they were written with.
+_multiarray = getattr(np, "_core", None) or np.core
+NUMPY_VALUES: list = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType]
+for _function in (_multiarray.multiarray.scalar, _multiarray.multiarray._reconstruct):
+    NUMPY_VALUES += [(_function, f"numpy.{core}.multiarray.{_function.__name__}") for core in ("core", "_core")]
+
+log = logging.getLogger("segtrain")
+
+
+class DamagedError(UserError):
+    """A checkpoint file is truncated or corrupt, or cannot be parsed."""
+
+
+class Writer:
+    """A writer of checkpoints, in a thread, from a copy in CPU memory, while training continues. One write at once."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(
+        self, content: Checkpoint, paths: list[Path], keep: dict[str, int], report: Callable[[], object] = lambda: None
+    ) -> None:
+        """Start to write `content` to all of the paths, after the previous write is done.
+
+        keep: {"step" or "epoch": number of newest files of that kind, such as step_00000100.pt, to keep; 0: all}.
+        report: writes the report. It is called first, so that a run resumed from these files has its report. Raises
+        the error of the previous write.
+        """
+        self.wait()
+        copy = _copy_to_cpu(vars(content))
+        self._thread = threading.Thread(target=self._write, args=(copy, paths, keep, report), name=WRITER)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait until the last write is done or has failed, at most for `seconds`."""
+        if self._thread:
+            self._thread.join(seconds)
+
+    def wait(self) -> None:
+        """Wait until the last write is done. Raises the error of a failed write."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error of a failed write, if there is one. Does not wait."""
+        if self._error:
+            raise self._error
+
+    def _write(self, content: dict, paths: list[Path], keep: dict[str, int], report: Callable[[], object]) -> None:
+        try:
+            report()
+            data = to_bytes(content)
+            for path in paths:
+                write(path, data)
+                drop_older(path.parent, keep)
+        except Exception as error:
+            self._error = error
+
+
+def _copy_to_cpu(value):
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copy_to_cpu(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copy_to_cpu(item) for item in value)
+    return value
+
+
+def to_bytes(content: dict) -> memoryview:
+    """Return the bytes of a checkpoint file. content: a dict of tensors and plain values, among them "step", an int."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.comment = COMMENT.format(step=content["step"]).encode()
+    return buffer.getbuffer()
+
+
+def write(path: Path, data: memoryview) -> None:
+    """Write the bytes of a checkpoint atomically and flush the file to disk. Raises UserError if writing fails."""
+    try:
+        write_atomic(path, data, sync=True)
+    except UserError as error:
+        needed = f"the checkpoint needs {len(data) / 2**20:.0f} MiB, and earlier ones are intact"
+        raise UserError(f"{error}; {needed}") from error
+
+
+def drop_older(folder: Path, keep: dict[str, int]) -> None:
+    """Delete all but the keep[kind] newest files of each kind, such as step_00000100.pt. Keep all with a limit of 0."""
+    for kind, number in keep.items():
+        numbered = [file for file in folder.glob(f"{kind}_*.pt") if _NUMBERED.fullmatch(file.name)]
+        for file in sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))[:-number]:
+            file.unlink(missing_ok=True)
+
+
+def step_of(path: Path) -> int | None:
+    """Return the optimizer step in a checkpoint's comment, or None if the file has no such comment."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            match = _COMMENT.match(archive.comment)
+    except Exception:  # zipfile has no common class for what it raises on damaged archives
+        return None
+    return int(match[1]) if match else None
+
+
+def files_of_run(folder: Path) -> list[Path]:
+    """List last.pt, best.pt and the numbered checkpoints in a run's folder."""
+    names = ("last.pt", "best.pt")
+    return [file for file in folder.glob("*.pt") if file.name in names or _NUMBERED.fullmatch(file.name)]
+
+
+def read_newest(folder: Path) -> tuple[Path | None, Checkpoint | None]:
+    """Return (path, Checkpoint) of the intact file with the most steps in a run's folder; (None, None) without one.
+
+    Warns of damaged ones. Raises UserError if all are damaged.
+    """
+    # A file without a step is damaged. Among equals last.pt is preferred: it is written last.
+    ranked = [
+        (math.inf if (step := step_of(file)) is None else step, file.name == "last.pt", file)
+        for file in files_of_run(folder)
+    ]
+    damaged: list[Path] = []
+    for _, _, file in sorted(ranked, reverse=True):
+        try:
+            content = read_run(file)
+        except DamagedError:
+            damaged.append(file)
+            continue
+        for other in damaged:
+            log.warning(f"{other}: damaged; using {file} instead")
+        return file, content
+    if damaged:
+        names = ", ".join(file.name for file in damaged)
+        raise UserError(f"{folder}: all checkpoints are damaged ({names}): delete them to start the run again")
+    return None, None
+
+
+def read_run(path: Path) -> Checkpoint:
+    """Return the Checkpoint in a run's file. Raises UserError on any other file, DamagedError on a damaged one."""
+    content = read(path)
+    if "ranks" not in content:
+        raise UserError(f"{path}: not a checkpoint of a run; to start from its weights use --pretrained {path}")
+    version = content.get("format")
+    if type(version) is not int or version != FORMAT:
+        version = version if type(version) is int and 0 <= version < 1000 else "unknown"
+        raise UserError(
+            f"{path}: written by another version of this project (format {version}, here {FORMAT}); "
+            f"to start from its weights use --pretrained {path}"
+        )
+    with schema.naming(path):
+        checked = schema.check_run(content)
+    if checked.step != step_of(path):
+        raise DamagedError(f"{path}: damaged: its end is missing or wrong; use another checkpoint of the run")
+    return checked
+
+
+def read_model(path: Path) -> ModelFile:
+    """Return what a file says of its model. Raises UserError as read() does, or for a wrong entry."""
+    content = read(path)
+    with schema.naming(path):
+        return schema.check_model(content)
+
+
+def read(path: Path) -> dict:
+    """Return the dict in a .pt or .pth file, in CPU memory, without running code from the file.
+
+    Files of this project are also checked against their checksums (CRC-32); torch.load does not check. Raises
+    DamagedError if the file is damaged, UserError if the file cannot be read, or holds no dict or unusual weights.
+    """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: not a file")
+    try:
+        data = io.BytesIO(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    _check_archive(path, data)
+    try:
+        # Released CDSP files also contain scores as NumPy numbers; these types run no code of the file.
+        with torch.serialization.safe_globals(NUMPY_VALUES), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, on old and other kinds of files
+            content = torch.load(data, map_location="cpu", weights_only=True)
+    except Exception:  # torch.load() has no common class for what it raises
+        # torch's own messages suggest to run code from the file.
+        raise DamagedError(
+            f"{path}: not an intact checkpoint of tensors and plain values: it is truncated or another kind of file"
+        ) from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a checkpoint but a {type(content).__name__}")
+    flags = content.get("config")
+    if isinstance(flags, dict) and isinstance(stats := flags.get("image_stats"), str) and stats:
+        raise UserError(f"{path}: trained with --image_stats by an earlier version: images must now be 8-bit RGB")
+    with schema.naming(path):
+        schema.check_weights(content)
+    return content
+
+
+def _check_archive(path: Path, data: io.BytesIO) -> None:
+    """Raise UserError if records are compressed or overlap, as they could fill the memory; DamagedError as read()."""
+    is_plain, is_intact = True, step_of(path) is None
+    try:
+        with zipfile.ZipFile(data) as archive:
+            records = archive.infolist()
+            is_plain = sum(record.file_size for record in records) <= data.getbuffer().nbytes
+            is_plain = is_plain and not any(record.compress_type for record in records)
+            pickles = [archive.read(record) for record in records if is_plain and record.filename.endswith("data.pkl")]
+            is_plain = is_plain and not any(b"bytearray" in text for text in pickles)  # its size is in the file alone
+            # A CRC covers the content of a record, not its attributes, where one bit turns it into a folder.
+            attributes = any(record.external_attr for record in records)
+            is_intact = is_intact or (is_plain and archive.testzip() is None and not attributes)
+    except Exception:  # zipfile has no common class for what it raises on damaged archives
+        pass
+    data.seek(0)
+    if not is_plain:
+        raise UserError(
+            f"{path}: has compressed records or a bytearray, which may fill memory: save it by torch.save()"
+        )
+    if not is_intact:
+        raise DamagedError(f"{path}: damaged: its checksum is wrong; use another checkpoint of the run")

@@ -1,0 +1,25 @@
+"""What a run is going to do, settled before anything is built."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.classes import Classes
+from flags import Config
+from models.pretrained import StartWeights
+from training.schema import Checkpoint
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the parts of a run are built from. Every rank has the same, but for the start weights.
+
+    cfg: the final flags. classes: names and colours. folder: of the run to continue, or None for a new one. resumed:
+    the Checkpoint that the run goes on from, or None. start_weights: of a run that resumes nothing, on rank 0; else
+    None.
+    """
+
+    cfg: Config
+    classes: Classes
+    folder: Path | None
+    resumed: Checkpoint | None
+    start_weights: StartWeights | None

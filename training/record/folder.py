@@ -1,0 +1,140 @@
+"""A run's folder: find the one to resume, make a new one, and lock it against other processes."""
+
+import errno
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import TextIO
+
+from support.errors import UserError
+from support.files import json_lines, write_atomic
+from training import checkpoint
+from training.schema import Checkpoint
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+REPORT = "report.html"
+SAMPLES_FILE = "augmented.jpg"
+
+log = logging.getLogger("segtrain")
+
+
+def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, Checkpoint | None]:
+    """Return (folder, path of the checkpoint, Checkpoint) of the run to continue; None for what is not there.
+
+    resume: a checkpoint's path, or "auto" for the newest intact one of the newest run. Raises UserError if `resume` is
+    no file, or if all checkpoints are damaged.
+    """
+    if resume != "auto":
+        path = Path(resume)
+        if not path.is_file():
+            raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
+        return path.parent, path, checkpoint.read_run(path)
+    folder = newest(logdir, name)
+    return (folder, *checkpoint.read_newest(folder)) if folder else (None, None, None)
+
+
+def newest(logdir: Path, name: str) -> Path | None:
+    """Return the folder of the newest of the runs logdir/name, name.2, name.3 ... that did a step, or None."""
+    runs = {number: folder for number, folder in _runs_of(logdir, name).items() if _began(folder)}
+    return runs[max(runs)] if runs else None
+
+
+def find_best(logdir: Path, name: str) -> Path:
+    """Return best.pt of the newest of the runs logdir/name, name.2 ... that has one. Raises UserError without one."""
+    found = [folder / "best.pt" for _, folder in sorted(_runs_of(logdir, name).items())]
+    best = [path for path in found if path.is_file()]
+    if not best:
+        raise UserError(
+            f"{logdir / name / 'best.pt'}: no such file: train this config first, or name a --checkpoint FILE"
+        )
+    return best[-1]
+
+
+def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
+    """Make the folder of a new run, and return (folder, train.log, open for appending and locked).
+
+    The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. The highest one is used again if
+    its process ended before the first checkpoint or line of metrics.
+    """
+    number = max(_runs_of(logdir, name), default=1)
+    while True:
+        folder = logdir / (name if number == 1 else f"{name}.{number}")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _began(folder):
+            log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
+            # Check again under the lock: another process may have started a run in the folder meanwhile.
+            if _lock(log) and not _began(folder):
+                return folder, log
+            log.close()
+        number += 1
+
+
+def open_log(folder: Path) -> TextIO:
+    """Return a folder's train.log, open and locked. Raises UserError if another process holds the lock."""
+    log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
+    if not _lock(log):
+        log.close()
+        raise UserError(f"{folder}: another process writes to this run: stop it, or choose another --name")
+    return log
+
+
+def _lock(log: TextIO) -> bool:
+    """Lock an open file for this process. Return False if another holds it; True also where nothing can be locked."""
+    if fcntl is None:
+        return True
+    try:
+        # lockf() locks for the process. flock() locks the open file, which workers inherit and may keep open.
+        fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
+
+
+def _began(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint, or metrics of a run that did a step."""
+    metrics = folder / "metrics.jsonl"
+    return any(folder.glob("*.pt*")) or (metrics.exists() and metrics.stat().st_size > 0)
+
+
+def tidy(folder: Path, step: int) -> list[str]:
+    """Remove temporary files, rename checkpoints of steps after `step` to NAME.old, and return their former names.
+
+    A resumed run writes these checkpoints again. Truncated ones are renamed, too: otherwise a truncated best.pt would
+    keep the best score until a better validation. The report is renamed with best.pt, which it describes.
+    """
+    for scratch in folder.glob(".*.part*"):  # not those of predictions in a folder below
+        scratch.unlink(missing_ok=True)
+    steps = {file: checkpoint.step_of(file) for file in checkpoint.files_of_run(folder)}
+    set_aside = [file for file, its_step in steps.items() if its_step is None or its_step > step]
+    report = [folder / REPORT] if folder / "best.pt" in set_aside and (folder / REPORT).is_file() else []
+    for file in (*set_aside, *report):
+        os.replace(file, file.with_name(f"{file.name}.old"))
+    return sorted(file.name for file in set_aside)
+
+
+def keep_lines(path: Path, num_lines: int) -> list[dict]:
+    """Cut a metrics.jsonl to its first `num_lines` lines, and return them as objects.
+
+    A missing file is made, empty. Damaged lines are left out: warns of them, and keeps the old file as *.old.
+    """
+    lines = [line for line in json_lines(path)[:num_lines] if line is not None]
+    if (num_lost := num_lines - len(lines)) > 0:
+        log.warning(f"{path}: {num_lost} of {num_lines} lines are damaged or missing: the curves go on without them")
+        if path.exists():
+            os.replace(path, path.with_name(f"{path.name}.old"))
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines), sync=True)
+    return lines
+
+
+def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
+    """Return {number: folder} of the existing folders logdir/name (1), name.2, name.3 ..."""
+    parent, own_name = (logdir / name).parent, (logdir / name).name
+    numbered = re.compile(re.escape(own_name) + r"(?:\.(\d+))?")
+    matches = {entry: numbered.fullmatch(entry.name) for entry in parent.iterdir()} if parent.is_dir() else {}
+    return {int(match[1] or 1): entry for entry, match in matches.items() if match}

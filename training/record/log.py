@@ -1,0 +1,55 @@
+"""Logging: one logger, "segtrain", whose lines go to rank 0's terminal and to a run's train.log."""
+
+import logging
+from typing import TextIO
+
+from support.terminal import say
+from training.record.extras import Extras
+
+log = logging.getLogger("segtrain")
+every_rank = logging.getLogger("segtrain.every_rank")
+
+
+class _TerminalHandler(logging.Handler):
+    """A logging handler that prints to stdout, above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(*self.format(record).split("\n"))
+
+
+class FileHandler(logging.StreamHandler):
+    """Write lines to an open file."""
+
+    def __init__(self, file: TextIO, extras: Extras):
+        super().__init__(file)
+        self.extras = extras
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.extras.safe(f"{self.stream.name} (the log)", super().emit)(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
+class LineFormatter(logging.Formatter):
+    """A logging formatter that puts "warning: " before messages of level WARNING."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.levelno == logging.WARNING:
+            record = logging.makeLogRecord(record.__dict__ | {"msg": f"warning: {record.msg}"})
+        return super().format(record)
+
+
+def start_logging(level: str, *, is_main: bool) -> None:
+    """Print lines of the logger "segtrain" from this level (--log_level) on, on rank 0 only.
+
+    Lines of "segtrain.every_rank" are printed on every rank. A second call replaces the handlers of the first.
+    """
+    terminal = _TerminalHandler(level)
+    terminal.setFormatter(LineFormatter())
+    log.propagate = False
+    log.setLevel(logging.DEBUG if is_main else logging.CRITICAL)
+    every_rank.setLevel(logging.DEBUG)
+    log.handlers, every_rank.handlers = [], []
+    (log if is_main else every_rank).addHandler(terminal)
+    every_rank.propagate = is_main

@@ -1,0 +1,129 @@
+"""The lines that train.py prints at the start and end of a run and of an epoch."""
+
+import logging
+import os
+from pathlib import Path
+
+from torch import nn
+
+from data.classes import Classes
+from data.dataset import SegmentationDataset
+from data.folders import left_out
+from data.images.resize import large_images
+from data.loader import EvalLoader, TrainLoader
+from distributed.group import Group
+from flags import FLAGS, Config
+from support.files import json_lines
+from support.processes import num_cores
+from support.shell import python_command, quoted
+from training.checkpoint import step_of
+from training.record.extras import Extras
+from training.record.folder import REPORT
+from training.scores import Scores, table
+from training.state import TrainState
+
+log = logging.getLogger("segtrain")
+
+
+def log_launch(cfg: Config, group: Group) -> None:
+    """Log the rank, device and batch of each process, and the notes from parsing the flags."""
+    place = f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
+    place += "one process " if group.backend and group.world_size == 1 else ""
+    place += f"in a group ({group.backend})" if group.backend else "no process group"
+    logging.getLogger("segtrain.every_rank").log(logging.INFO if group.backend else logging.DEBUG, place)
+    if group.backend and cfg.distributed is None:
+        log.debug(f"joining the process group of {group.launcher}; with --no_distributed this process trains alone")
+    for note in cfg.notes:
+        log.info(note)
+
+
+def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader, *, is_main: bool) -> None:
+    """Log the data set's path, its numbers of images and classes, and what is left out. Warn of large images."""
+    images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
+    unnamed = "" if cfg.classes else "; to name them, list the names in a text file, one a line: --classes FILE"
+    log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes{unnamed}")
+    for path, note in left_out(train_set.folders["image"]).items() if is_main and not train_set.has_list else ():
+        log.warning(f"{path}: {note}")
+    _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
+    if advice and not (cfg.long_side or cfg.window):
+        log.warning(advice)
+
+
+def log_model(cfg: Config, raw_model: nn.Module) -> None:
+    size = sum(parameter.numel() for parameter in raw_model.parameters())
+    log.info(f"model: {cfg.model_type}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
+
+
+def epoch_title(cfg: Config, state: TrainState) -> str:
+    return f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
+
+
+def loader_advice(loader: TrainLoader) -> str:
+    """Return what makes the loader faster, as text."""
+    if loader.num_workers < num_cores():
+        return f"raise --workers (now {loader.num_workers})"
+    return f"--workers {loader.num_workers} already uses every core"
+
+
+def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
+    best = "best" if is_best else f"best {100 * state.best_miou:.2f}"
+    return f"mIoU {100 * scores['miou']:.2f} ({best}), pixel accuracy {100 * scores['pixel_acc']:.2f}"
+
+
+def log_end(
+    cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset, classes: Classes, extras: Extras
+) -> None:
+    """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on other ranks than 0."""
+    if folder is None:
+        return
+    best = folder / "best.pt"
+    extras.safe("the table of scores", _log_scores)(best, classes)
+    skipped = int(state.scaler.counts[1])
+    steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
+    epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "
+    log.info(f"done: {epochs}{steps}, best mIoU {100 * state.best_miou:.2f}; saved in {folder}")
+    if state.stops_early(cfg.patience):
+        log.info(
+            f"stopped early: {state.validations_since_best} validations in a row did not improve the best mIoU "
+            f"(--patience {cfg.patience}); to continue, resume with a greater --patience, or with 0"
+        )
+    log_report(folder)
+    images = os.path.commonpath([files["image"].parent for files in val_set.files])
+    predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
+    log.info(f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', cfg.logdir)}")
+    log.info(f"scores:  {python_command('evaluate.py', '--checkpoint', best)}")
+    log.info(f"predict: {python_command('predict.py', *predict)}")
+    log.info(f"export:  {python_command('export.py', '--checkpoint', best)}")
+
+
+def _log_scores(best: Path, classes: Classes) -> None:
+    lines = [line for line in json_lines(best.with_name("metrics.jsonl")) if line is not None]
+    for scores in [line for line in lines if line["kind"] == "val" and line["step"] == step_of(best)][-1:]:
+        log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
+
+
+def log_report(folder: Path | None) -> None:
+    """Log where the report is, if there is one. folder: as in log_end()."""
+    if folder and (folder / REPORT).is_file():
+        log.info(f"report:  {folder / REPORT}")
+
+
+def resume_hint(group: Group, folder: Path | None) -> str:
+    """Return a command that resumes the run, or else the words to add to the first start's command.
+
+    A resumed run reads its other flags from config.yaml beside the checkpoint.
+    """
+    words = ["--resume", os.path.join(str(folder), "last.pt")]
+    if group.world_size == 1:
+        return f"to resume: {python_command('train.py', *words)}"
+    return f"to resume, start all processes as before and add: {quoted(words)}"
+
+
+def data_check_command(cfg: Config) -> str:
+    """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
+    names = "classes list_path image_path train_path val_path pseudo_path image_suffix label_suffix label_map"
+    words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
+    for name in f"{names} train_split val_split".split():
+        if getattr(cfg, name) != FLAGS[name].default:
+            words += [f"--{name}", getattr(cfg, name)]
+    return python_command("-m", "tools.check", *words)

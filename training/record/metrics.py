@@ -1,0 +1,217 @@
+"""What a run measures: metrics.jsonl and the curves on the boards, written by rank 0."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from distributed.checks import STEADIER
+from distributed.device import LateRead
+from distributed.group import Group
+from distributed.precision import read_scaling
+from flags import Config
+from support.errors import DivergedError
+from support.progress import progress_bar
+from training.record.boards import Boards
+from training.record.extras import Extras
+from training.record.folder import keep_lines
+from training.record.pace import Pace
+from training.scores import Scores
+from training.state import TrainState
+
+# Values of a step that are not losses: a line of metrics has the latest, not the mean.
+LATEST = ("epoch", "step", "lr", "loss_scale", "skipped_steps", "grad_norm", "hits")
+NOT_CURVES = ("kind", "epoch", "step", "losses")
+
+
+class Metrics:
+    """A recorder of training losses and validation scores: metrics.jsonl, boards and progress bars.
+
+    Every rank calls the methods alike; only rank 0 writes.
+    """
+
+    def __init__(self, group: Group):
+        self.group, self.log_interval = group, 1  # optimizer steps between two lines of metrics.jsonl
+        self.extras = Extras()
+        self.boards: Boards | None = None
+        self.pace = Pace(group)
+        self._epoch_losses: list[float] = []  # of this process's steps in this epoch
+        self._epoch_hits: list[list[int]] = []  # likewise, from losses.pixel_accuracy
+        self._file: TextIO | None = None
+        self._num_lines = 0
+        self._bar: tqdm | None = None
+        self._unread: tuple | None = None  # the last step, whose losses the GPU may still be computing
+        self._window: list[dict] = []  # losses and more of each step since the last line of metrics
+        self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
+
+    def open(self, cfg: Config, folder: Path | None, step: int, saved: dict, *, steps_left: float) -> None:
+        """Open metrics.jsonl and the boards, and remove what follows the resumed checkpoint.
+
+        folder: None on other ranks than 0. step: of the checkpoint. saved: the result of capture() in the checkpoint,
+        or {} in a new run. steps_left: of the run.
+        """
+        self.log_interval, self.pace.steps_left = cfg.log_interval, steps_left
+        if folder is None:
+            return
+        path = folder / "metrics.jsonl"
+        self._part = f"{path} (losses and scores)"
+        lines = self.extras.run(self._part, lambda: keep_lines(path, saved.get("lines", 0))) or []
+        self._num_lines, self._window = len(lines), saved.get("window", [])
+        self._file = self.extras.run(self._part, lambda: path.open("a", encoding="utf-8"))
+        last = lines[-1] if lines and lines[-1]["step"] == step else {"kind": "none"}
+        # Unless its validation is done, the resumed run writes the points of `step` again.
+        purge_step = step + 1 if last["kind"] == "val" else step
+        boards = Boards(self.extras, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
+        self.boards = boards
+        if last["kind"] == "train":
+            # The step comes before the validation that will be repeated.
+            self.extras.run(f"curves at step {step}", lambda: boards.write(step, _scalars(last), {}))
+
+    def loss_text(self) -> str:
+        """Return the mean loss, and pixel accuracy if measured, of this process's steps in the epoch, as text."""
+        losses, accuracy = self._epoch_losses, _share(self._epoch_hits)
+        loss = f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
+        return loss + ("" if accuracy is None else f", training pixel accuracy {100 * accuracy:.2f}")
+
+    def capture(self) -> dict:
+        """Flush all files to disk, and return a dict for the checkpoint, which open() takes in a resumed run.
+
+        Raises DivergedError if the last step's loss is not finite.
+        """
+        self.read_step()
+        if self._file:
+            self.extras.safe(self._part, os.fsync)(self._file.fileno())
+        if self.boards:
+            self.boards.flush()
+        wandb_id = self.boards.wandb_id if self.boards else ""
+        return {"lines": self._num_lines, "window": self._window, "wandb_id": wandb_id}
+
+    def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
+        """Iterate over an epoch's optimizer steps with a progress bar. Call log_step() for each, and end_epoch()."""
+        self._window_start = time.perf_counter()
+        self._epoch_losses, self._epoch_hits, self._window_images = [], [], 0
+        self._bar = progress_bar(self.pace.timed(steps), total=total, title=title, enabled=self.group.is_main)
+        yield from self._bar
+
+    def end_epoch(self) -> None:
+        """Write the losses since the last line of metrics.jsonl as a line."""
+        self.read_step()
+        if self._window:
+            self._write_window()
+
+    def validation(self, batches: Iterable) -> Iterator:
+        """Iterate over validation batches. The time does not count for the training rate."""
+        self.read_step()  # its line of metrics comes before the validation's
+        began = time.perf_counter()
+        yield from batches
+        seconds = time.perf_counter() - began
+        self._window_start += seconds
+        self.pace.leave_out(seconds)
+
+    def log_step(
+        self, state: TrainState, losses: dict[str, Tensor], *, lr: float, num_images: int, hits: Tensor | None = None
+    ) -> None:
+        """Record the optimizer step that `state` has just done.
+
+        losses: {name: scalar over the global batch}, with the total as "loss". hits: from losses.pixel_accuracy, over
+        the global batch. Both are read one step late, while the device computes the next step. Raises DivergedError on
+        every rank if a loss is not finite, or if too many steps in a row were skipped.
+        """
+        values = losses if state.grad_norm is None else losses | {"grad_norm": state.grad_norm}
+        read = LateRead(torch.stack(list(values.values())))
+        counts = LateRead(state.scaler.counts) if state.scaler.is_enabled() else None
+        late_hits = None if hits is None else LateRead(hits)
+        now = time.perf_counter()
+        self.read_step()
+        facts = {"epoch": state.epoch + 1, "step": state.step, "lr": lr}
+        self._unread = facts, list(values), read, counts, late_hits, num_images, now
+
+    def read_step(self) -> None:
+        """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite."""
+        if self._unread is None:
+            return
+        facts, names, losses, counts, hits, num_images, self._last_step_at = self._unread
+        self._unread = None
+        values = dict(zip(names, losses.tolist(), strict=True))
+        norm = values.pop("grad_norm", math.inf)  # also infinite in a step that --amp fp16 skips
+        for name, value in values.items():
+            if not math.isfinite(value):  # on all ranks, because the losses are sums over them
+                where = f"at step {facts['step']} (epoch {facts['epoch']})"
+                raise DivergedError(f"loss {name!r} is {value} {where}: {STEADIER}")
+        assert self._bar is not None
+        self._bar.set_postfix_str(f"loss {values['loss']:.3f}, lr {facts['lr']:.2g}", refresh=False)
+        self._epoch_losses.append(values["loss"])
+        self._window.append(values | facts | (read_scaling(counts.tolist(), facts["step"]) if counts else {}))
+        self._window[-1] |= {"grad_norm": norm} if math.isfinite(norm) else {}
+        if hits:
+            self._window[-1]["hits"] = hits.tolist()
+            self._epoch_hits.append(self._window[-1]["hits"])
+        self._window_images += num_images
+        if facts["step"] % self.log_interval == 0:
+            self._write_window()
+
+    def _write_window(self) -> None:
+        """Write a line to metrics.jsonl and the boards: the mean losses since the previous line."""
+        last = self._window[-1]
+        # A resumed run may have other losses than the steps before it.
+        values = {name: [step[name] for step in self._window if name in step] for name in last if name not in LATEST}
+        losses = {name: sum(own) / len(own) for name, own in values.items()}
+        # Only steps of this process count: a resumed run may begin within a window.
+        rate = self._window_images / (self._last_step_at - self._window_start) if self._window_images else 0.0
+        accuracy = _share([step["hits"] for step in self._window if "hits" in step])
+        self._window, self._window_images, self._window_start = [], 0, self._last_step_at
+        line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss")}
+        line |= {"losses": losses, "lr": last["lr"], "images_per_s": rate}
+        line |= {name: last[name] for name in ("loss_scale", "skipped_steps", "grad_norm") if name in last}
+        line |= {} if accuracy is None else {"pixel_acc": accuracy}
+        self._write(line, _scalars(line), {})
+
+    def log_validation(
+        self, state: TrainState, scores: Scores, class_names: list[str], panels: list[np.ndarray]
+    ) -> None:
+        """Write a validation's scores to metrics.jsonl and the boards, and pictures, (H, W, 3) uint8, to the boards."""
+        scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
+        ious = zip(class_names, scores["iou"], strict=True)
+        scalars |= {f"val_iou/{name}": value for name, value in ious if value is not None}
+        pictures = {f"val_images/{n}_input_label_prediction_overlay": panel for n, panel in enumerate(panels)}
+        line = {"kind": "val", "epoch": state.epoch + 1, "step": state.step, **scores}
+        self._write(line, scalars, pictures)
+
+    def _write(self, line: dict, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
+        """Write a line to metrics.jsonl, and its curves and pictures to the boards, on rank 0."""
+        if self.boards:
+            self.extras.safe(self._part, self._write_line)(line)
+            self.boards.write(line["step"], scalars, pictures)
+
+    def _write_line(self, line: dict) -> None:
+        assert self._file
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        self._num_lines += 1
+
+    def close(self, *, failed: bool) -> None:
+        """Close all files. failed: the run ends with an error."""
+        if self.boards:
+            self.boards.close(failed=failed)
+        if self._file:
+            self.extras.run(self._part, self._file.close, closes=True)
+
+
+def _share(hits: list[list[int]]) -> float | None:
+    """Return the share of right pixels in [[right, labelled], ...]; None without labelled pixels."""
+    right, labelled = (sum(column) for column in zip(*hits, strict=True)) if hits else (0, 0)
+    return right / labelled if labelled else None
+
+
+def _scalars(line: dict) -> dict[str, float]:
+    """Return {tag: value} of the curves of a training line of metrics.jsonl."""
+    scalars = {f"train/{name}": value for name, value in line.items() if name not in NOT_CURVES}
+    return scalars | {f"train/loss_{name}": mean for name, mean in line["losses"].items()}

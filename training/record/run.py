@@ -1,0 +1,157 @@
+"""One run of training on disk: its folder, log, metrics and checkpoints."""
+
+import io
+import logging
+import logging.handlers
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from PIL import Image
+
+from data.dataset import EvalSet
+from distributed import checks
+from distributed.group import Group
+from distributed.lifeline import WRITE_SECONDS
+from flags import as_dict, dump
+from inference.report import describe_protocol, page, with_new_curves
+from inference.scoring import Result, gather_predictions
+from support.errors import DivergedError, UserError, in_one_line
+from support.files import write_atomic
+from training import checkpoint
+from training.plan import Plan
+from training.record import folder
+from training.record.log import FileHandler, LineFormatter, log
+from training.record.messages import resume_hint
+from training.record.metrics import Metrics
+from training.state import TrainState
+
+KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
+
+
+class Run:
+    """One run of training on disk. Every rank has a Run and calls the methods alike; only rank 0 prints and writes.
+
+    As a context manager, the Run logs the error that ends the run, and adds the command to resume to a UserError.
+    """
+
+    def __init__(self, group: Group):
+        self.group = group
+        self.folder: Path | None = None  # on rank 0, once it is open
+        self.metrics = Metrics(group)
+        self.extras = self.metrics.extras
+        self.writer = checkpoint.Writer()
+        self._log_file: TextIO | None = None
+        self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
+        # Lines are kept in memory until there is a train.log.
+        self._early_lines = logging.handlers.MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1)
+        log.addHandler(self._early_lines)
+
+    def open(self, plan: Plan, state: TrainState, *, steps_left: float) -> None:
+        """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
+
+        steps_left: of the run. If the folder has no best.pt, state.best_miou becomes -1. Raises UserError if the folder
+        cannot be written.
+        """
+        self.cfg, self.is_new = plan.cfg, plan.folder is None
+        if self.group.is_main:
+            try:
+                self._open(plan, state.step)
+            except OSError as error:
+                raise UserError(f"{self.folder or self.cfg.logdir}: cannot be written ({error.strerror})") from None
+        saved = plan.resumed.run if plan.resumed and state.step else {}
+        self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
+        if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
+            state.best_miou, state.validations_since_best = -1.0, 0
+
+    def _open(self, plan: Plan, step: int) -> None:
+        cfg = plan.cfg
+        if plan.folder:
+            self.folder, self._log_file = plan.folder, folder.open_log(plan.folder)
+        else:
+            self.folder, self._log_file = folder.claim(Path(cfg.logdir), cfg.name)
+        self._handler = FileHandler(self._log_file, self.extras)
+        self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self._early_lines.setTarget(self._handler)
+        self._early_lines.close()
+        log.removeHandler(self._early_lines)
+        log.addHandler(self._handler)
+
+        if set_aside := folder.tidy(self.folder, step):
+            log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
+        checkpoint.drop_older(self.folder, self._keep)  # a killed process may have left one more
+        write_atomic(self.folder / "config.yaml", dump(cfg), sync=True)
+
+    def show_samples(self, draw: Callable[[], np.ndarray]) -> None:
+        """Write augmented.jpg of a new run: draw() returns a picture of training samples, (H, W, 3) uint8."""
+        if self.is_new and self.group.is_main:
+            self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._write_samples(draw()))
+
+    def report(self, step: int, result: Result, val_set: EvalSet, *, is_best: bool) -> None:
+        """Let the next save() write report.html: of this validation if it is the best, else with new curves.
+
+        Collective. result: from score(keep_pngs=True) after optimizer step `step`.
+        """
+        predictions = gather_predictions(result, self.group) if is_best else {}
+        if self.folder is None or not self.group.is_main:
+            return
+        cfg, path = self.cfg, self.folder / folder.REPORT
+        best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")
+
+        def write() -> None:
+            new = page(best, step, cfg, val_set, cfg.val_split, how, result, predictions) if is_best else None
+            if text := new or with_new_curves(path):
+                write_atomic(path, text)
+
+        self._report = lambda: self.extras.run(f"{path} (the report)", write, retry=True)
+
+    def _write_samples(self, picture: np.ndarray) -> None:
+        assert self.folder is not None
+        file, buffer = self.folder / folder.SAMPLES_FILE, io.BytesIO()
+        Image.fromarray(picture).save(buffer, "JPEG", quality=90)
+        write_atomic(file, buffer.getvalue())
+        if self.metrics.boards:
+            self.metrics.boards.write(0, {}, {"train_images/augmented": picture})
+        log.info(f"samples: {file}, as the network gets them, with their labels")
+
+    def save(self, state: TrainState, *names: str) -> None:
+        """Write the state to files of these names and to last.pt, in a background thread on rank 0. Collective.
+
+        Raises DivergedError if a loss or weight is not finite, and the error of an earlier write that failed.
+        """
+        logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
+        checks.check_finite(state.raw_model)
+        content = state.checkpoint(self.group, config=as_dict(self.cfg), texts=self.cfg.texts, run=logged)
+        if self.folder and self.group.is_main:
+            self.writer.save(content, [self.folder / name for name in (*names, "last.pt")], self._keep, self._report)
+            self._report = lambda: None
+
+    @property
+    def _keep(self) -> dict[str, int]:
+        return {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
+
+    def resume_hint(self) -> str:
+        return resume_hint(self.group, self.folder)
+
+    def _hint_after_failure(self) -> str:
+        """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
+        self.writer.join(WRITE_SECONDS)  # it may write the first one
+        if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
+            return ""
+        return f"; {self.resume_hint()}"
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        hint = self._hint_after_failure()
+        if error:
+            log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
+        self.metrics.close(failed=error is not None)
+        if self._log_file:
+            log.removeHandler(self._handler)
+            self.extras.run(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
+        # A run that diverged would diverge again.
+        if hint and isinstance(error, UserError) and not isinstance(error, DivergedError):
+            raise UserError(f"{error}{hint}") from None

@@ -1,0 +1,136 @@
+"""When things happen in a run: its learning rate, validations, checkpoints and end."""
+
+import logging
+import math
+
+from data.sampler import TrainSampler
+from flags import Config
+from flags.recipe import FEW_STEPS
+from support.errors import UserError
+from training.lr_schedule import lr_factor
+from training.schema import Checkpoint
+from training.state import TrainState
+
+log = logging.getLogger("segtrain")
+
+
+class Schedule:
+    """When a run validates, saves and ends, and its learning rate: linear warm-up to the peak, then --schedule.
+
+    A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: its batch
+    at the start, and the "lr_factor" that multiplied --lr there. How a batch is made does not matter.
+
+    resumed: the Checkpoint that the run goes on from, or None. With --reset_data_offset the curve begins anew. Raises
+    UserError if the warm-up takes the whole run.
+    """
+
+    def __init__(self, cfg: Config, sampler: TrainSampler, resumed: Checkpoint | None = None):
+        self.cfg, self.sampler = cfg, sampler
+        self.origin = {
+            "world_size": sampler.num_replicas,
+            "global_batch": sampler.global_batch,
+            "steps_per_epoch": sampler.steps_per_epoch,
+            "lr_factor": 1.0 if cfg.total_batchsize else _scaling(cfg.lr_scaling, sampler.num_replicas),
+        }
+        self.is_resumed = resumed is not None and not cfg.reset_data_offset
+        if resumed and self.is_resumed:
+            self.origin = resumed.origin
+        self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
+        self.factor = self.origin["lr_factor"] * self.change
+        self.peak_lr = cfg.lr * self.factor
+        self.total_steps = cfg.max_steps or cfg.epochs * sampler.steps_per_epoch
+        self.warmup_steps = self._warmup_steps()
+        if self.warmup_steps >= self.total_steps:
+            raise UserError(
+                f"{self.warmup_steps:g} steps of warm-up in a run of {self.total_steps}: the learning rate would never "
+                "reach --lr: lower --warmup_steps or --warmup_epochs"
+            )
+
+    def lr(self, state: TrainState) -> float:
+        """Return the learning rate of the next optimizer step."""
+        position = self.position(state)
+        return self.peak_lr * lr_factor(position, self.total_steps, self.warmup_steps, self.cfg.schedule)
+
+    def position(self, state: TrainState) -> float:
+        """Return how many steps of the run are done, a float from 0 to total_steps.
+
+        With --epochs, samples are counted in units of the current global batch: a resumed run may have another batch.
+        """
+        if self.cfg.max_steps:
+            return state.step
+        return state.epoch * self.sampler.steps_per_epoch + state.samples / self.sampler.global_batch
+
+    def steps_left(self, state: TrainState) -> int:
+        """Return the number of steps to the end of the epoch or to --max_steps."""
+        left = self.sampler.steps_left
+        return min(left, max(0, self.cfg.max_steps - state.step)) if self.cfg.max_steps else left
+
+    def is_over(self, state: TrainState) -> bool:
+        """Return whether all steps and the last validation, which a signal may interrupt, or --patience are done."""
+        if state.stops_early(self.cfg.patience):
+            return True
+        if self.cfg.max_steps:
+            return state.step >= self.cfg.max_steps and state.validated == state.step
+        return state.epoch >= self.cfg.epochs
+
+    def validates_step(self, state: TrainState) -> bool:
+        """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
+        return _is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
+
+    def validates_epoch(self, state: TrainState) -> bool:
+        """Return whether a validation is due after the epoch that has just been trained."""
+        cfg, epochs_done = self.cfg, state.epoch + 1
+        if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
+            return False
+        is_last = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
+        due = _is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
+        return is_last or due or self.validates_step(state)
+
+    def saves_step(self, state: TrainState) -> bool:
+        return _is_due(state.step, self.cfg.save_step_frequency)
+
+    def saves_epoch(self, state: TrainState) -> bool:
+        return _is_due(state.epoch, self.cfg.save_epoch_frequency)
+
+    def _warmup_steps(self) -> float:
+        """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
+        cfg, steps_per_epoch = self.cfg, self.origin["steps_per_epoch"]
+        if cfg.warmup_steps >= 0:
+            steps = cfg.warmup_steps
+        elif cfg.warmup_epochs >= 0:
+            steps = round(cfg.warmup_epochs * steps_per_epoch)
+        else:
+            steps = round((cfg.max_steps or cfg.epochs * steps_per_epoch) / 10)
+        return steps * (1 if cfg.max_steps else self.sampler.steps_per_epoch / steps_per_epoch)
+
+    def log(self) -> None:
+        """Log the global batch and the peak learning rate, and how they are computed."""
+        cfg, sampler = self.cfg, self.sampler
+        product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
+        product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
+        product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
+        lengths = ("epochs", "max_steps", "warmup_epochs")
+        set_by_user = [f"--{name}" for name in lengths if name in (cfg.given or lengths)]
+        is_short = self.total_steps < FEW_STEPS
+        log.log(
+            logging.WARNING if is_short else logging.INFO,
+            f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
+            f"{self.total_steps} steps in all, lr {self.peak_lr:g}"
+            + (f"; too few to train well: without {' and '.join(set_by_user)}, the recipe takes more" * is_short),
+        )
+        if self.factor != 1:
+            remedy = "" if self.is_resumed else "; for a --lr that is multiplied already: --lr_scaling none"
+            log.info(f"lr {self.peak_lr:g} = --lr {cfg.lr:g} x {self.factor:g} (--lr_scaling {cfg.lr_scaling}){remedy}")
+        if sampler.global_batch != self.origin["global_batch"]:
+            began = f"the run began with a global batch of {self.origin['global_batch']}"
+            log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.change:g}")
+
+
+def _scaling(rule: str, ratio: float) -> float:
+    """Return the factor of --lr_scaling `rule` on the learning rate for a batch that is `ratio` times as large."""
+    return {"linear": float(ratio), "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
+
+
+def _is_due(number: int, frequency: int) -> bool:
+    """Return whether something that happens every `frequency` steps or epochs happens after this one. 0: never."""
+    return frequency > 0 and number % frequency == 0

@@ -1,0 +1,211 @@
+"""Settle what a run does, before anything is built: the final flags, what it resumes and what it starts from."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import torch
+
+import models
+from data import demo
+from data.classes import FOLDERS, read_classes, read_preset
+from data.images import image_size
+from data.images.resize import large_images
+from data.layout import pair_files
+from distributed import checks
+from distributed.group import Group
+from distributed.precision import resolve as amp_of_device
+from flags import Config, as_dict, check_flags
+from flags.declare import per_rank
+from flags.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
+from models import pretrained
+from models.pretrained import StartWeights
+from support.errors import UserError
+from training import checkpoint
+from training.data import find_training_files
+from training.plan import Plan
+from training.record import folder, messages
+from training.schema import Checkpoint
+
+DEMO_ROOT = Path("dataset/demo")
+NUM_SIZES = 100  # images whose sizes are read for the recipe
+
+log = logging.getLogger("segtrain")
+
+
+def settle(cfg: Config, group: Group) -> Plan:
+    """Return the Plan of a run from the flags as the user gave them. No flag changes after it. Collective.
+
+    Raises UserError if ranks have different flags, if a file is missing or wrong, or if flags do not fit each other.
+    """
+    messages.log_launch(cfg, group)
+    # First: ranks with other flags would call other collectives, and wait for each other.
+    checks.check_flags(group, vars(cfg), per_rank(cfg))
+    prepare_demo_data(cfg, group)
+    place, resumed = find_resumed(cfg, group)
+    cfg = read_texts(cfg, resumed)
+    classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
+    cfg = take_recipe(cfg, group, resumed)
+    cfg = share_batch(cfg, group)
+    cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed))
+    start_weights = None if resumed else read_start_weights(cfg, group)
+    cfg = settle_stride(cfg, group, resumed, start_weights)
+    check_flags(cfg, is_final=True)
+    return Plan(cfg, classes, place, resumed, start_weights)
+
+
+def prepare_demo_data(cfg: Config, group: Group) -> None:
+    """Draw the demo data set if --dataset_path names it. One process per machine draws, the others wait."""
+    if Path(cfg.dataset_path) == DEMO_ROOT:
+        if group.local_rank == 0:
+            demo.draw_dataset(DEMO_ROOT)
+        group.barrier()
+
+
+def find_resumed(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]:
+    """Return (the folder of the run to continue, the Checkpoint that --resume names); None for what is not there.
+
+    The run goes on in the checkpoint's folder, but with --reset_data_offset in a new one. Raises UserError if the
+    checkpoint is missing or unusable. Collective.
+    """
+    place, path, resumed = None, None, None
+    if group.is_main and cfg.resume:  # an error here ends the other ranks, too
+        place, path, resumed = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
+    place, path = group.broadcast((place, path))
+    if path is not None:
+        resumed = resumed or checkpoint.read_run(path)
+        where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
+        log.info(f"resuming {path}: {where}")
+    return None if cfg.reset_data_offset else place, resumed
+
+
+def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
+    """Return the flags with the texts of --classes and --label_map, which checkpoints hold.
+
+    A resumed run takes a file as it is now, as it describes the labels that are now there, and the checkpoint's text if
+    the file is gone; an earlier version saved none, and classes are then numbers. Raises UserError if a file cannot be
+    read.
+    """
+    texts: dict[str, str] = {}
+    for flag in FOLDERS:
+        chosen = getattr(cfg, flag)
+        kept = resumed.texts.get(flag) if resumed and resumed.config.get(flag) == chosen else None
+        try:
+            texts[flag] = read_preset(flag, chosen)
+        except UserError as error:
+            if kept is None and (flag != "classes" or not resumed or resumed.texts or resumed.config[flag] != chosen):
+                raise
+            log.warning(f"{error}; using {'numbers' if kept is None else 'its text in the checkpoint'}")
+            cfg = cfg if kept is not None else dataclasses.replace(cfg, classes="")
+        if kept != texts.setdefault(flag, kept or "") and kept is not None:
+            log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
+    return dataclasses.replace(cfg, texts=texts)
+
+
+def take_recipe(cfg: Config, group: Group, resumed: Checkpoint | None) -> Config:
+    """Return the flags with the recipe's values for those that are not set. Collective.
+
+    A resumed run keeps the checkpoint's values. Raises UserError if folders, lists or files of the training data are
+    missing.
+    """
+    given = RECIPE_FLAGS if cfg.given is None else cfg.given
+
+    def choose() -> dict[str, Choice]:
+        if resumed is None:
+            return Recipe(_read_facts(cfg, group), as_dict(cfg), given).choices
+        names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
+        kept = {name: value for name, value in resumed.config.items() if name in names}
+        return {name: Choice(value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
+
+    choices = group.broadcast(group.on_main(choose, "choosing flags") if RECIPE_FLAGS - given else {})
+    if choices:
+        text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
+        log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {text}")
+    return dataclasses.replace(cfg, **{name: choice.value for name, choice in choices.items()})
+
+
+def _read_facts(cfg: Config, group: Group) -> Facts:
+    _, files = pair_files(find_training_files(cfg)[0])
+    some = [files[number * len(files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
+    sizes = [image_size(path) for path in dict.fromkeys(some)]
+    device, memory = CPU, 0.0
+    if group.device.type == "cuda":
+        device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
+    large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
+    first_class = read_classes(cfg.classes, cfg.numclasses, cfg.texts.get("classes")).names[0] if cfg.classes else ""
+    return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large, first_class)
+
+
+def share_batch(cfg: Config, group: Group) -> Config:
+    """Return the flags with --batchsize set to each process's share of --total_batchsize, if that is set.
+
+    Raises UserError if processes x --accum_steps does not divide --total_batchsize.
+    """
+    if not cfg.total_batchsize:
+        return cfg
+    parts = cfg.accum_steps * group.world_size
+    if cfg.total_batchsize % parts:
+        multiple = max(1, cfg.total_batchsize // parts) * parts
+        raise UserError(
+            f"--total_batchsize {cfg.total_batchsize} is not divisible by {group.world_size} process(es) x "
+            f"--accum_steps {cfg.accum_steps}: use {multiple} or another multiple of {parts}"
+        )
+    return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
+
+
+def resolve_amp(amp: str, group: Group, resumed: Checkpoint | None = None) -> str:
+    """Return "none", "bf16" or "fp16" for --amp, equal on all ranks. Collective.
+
+    auto is the precision of the resumed run, if there is one, else bf16 if every rank has it natively.
+    """
+    values = group.gather(amp_of_device(amp, group.device))
+    native = "none" if "none" in values else values[0]
+    if amp == "auto" and resumed:
+        kept = resumed.config["amp"]
+        if kept != native:
+            log.info(f"--amp {kept}, as in the checkpoint, so that the run stays the same; auto would be {native}")
+        return kept
+    if len(set(values)) > 1:
+        ranks = [rank for rank, value in enumerate(values) if value == "none"]
+        log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
+    elif amp == "auto" and native == "none" and group.device.type == "cuda":
+        log.warning("--amp none: this GPU has no bf16; --amp fp16 takes half of the memory, and about half of the time")
+    if native == "fp16" and group.device.type == "cpu":
+        log.warning("--amp fp16: a CPU emulates it, more than ten times as slow: use --amp bf16 or none")
+    return native
+
+
+def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:
+    """Return the weights of --pretrained on rank 0, None on other ranks. Collective.
+
+    Raises UserError if they cannot be read or downloaded.
+    """
+    if cfg.freeze_backbone and cfg.pretrained == "none":
+        log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
+
+    def read() -> StartWeights:
+        if cfg.backbone == models.RESNET:
+            return pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
+        from models.timm_weights import read_timm_weights  # imported here, as timm is an extra
+
+        backbone = models.build(cfg.model_type, **cfg.architecture).backbone
+        return read_timm_weights(backbone, cfg.pretrained, checkpoint.read)
+
+    return group.on_main(read, f"loading --pretrained {cfg.pretrained}")
+
+
+def settle_stride(cfg: Config, group: Group, resumed: Checkpoint | None, start_weights: StartWeights | None) -> Config:
+    """Return the flags with --stride_in_1x1 as the resumed run or the start weights need it. Collective."""
+    if resumed:
+        stride_in_1x1 = resumed.config["stride_in_1x1"]
+        if stride_in_1x1 != cfg.stride_in_1x1:
+            log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
+        return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1)
+    needed = False
+    if start_weights is not None:  # on rank 0 only, but every rank builds the model
+        path = f"--pretrained {start_weights.source}"
+        needed = pretrained.needs_stride_in_1x1(start_weights.state_dict, path, cfg.model_type) and cfg.layers >= 50
+    if group.broadcast(needed) and not cfg.stride_in_1x1:
+        log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
+        return dataclasses.replace(cfg, stride_in_1x1=True)
+    return cfg
