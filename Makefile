@@ -15,7 +15,7 @@ train: .venv/.installed
 	$(BIN)/python train.py $(ARGS)
 
 scribble-demo: .venv/.installed
-	$(BIN)/python -c 'import utils; utils.demo.draw_dataset(utils.DEMO_ROOT)'
+	$(BIN)/python -c 'from data.demo import draw_dataset; from training.data import DEMO_ROOT; draw_dataset(DEMO_ROOT)'
 	PYTHON=$(BIN)/python bash scripts/scribble_pipeline.sh dataset/demo log/scribble_demo --config configs/demo.yaml $(ARGS)
 
 test: .venv/.installed-dev

@@ -30,7 +30,8 @@ from inference.trained import load_on_ranks, on_all_ranks, read_flags
 from support.errors import UserError
 from support.files import check_writable, write_atomic
 from training import scores as metrics
-from utils import get_eval_loader, prepare_demo_data
+from training.data import prepare_demo_data
+from utils import get_eval_loader
 
 log = logging.getLogger("segtrain")
 

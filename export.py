@@ -24,7 +24,6 @@ from torch import Tensor
 
 from data.images import read_image
 from data.images.resize import shrink
-from data.layout import pair_files
 from data.pictures import to_hex
 from distributed.device import find_device
 from inference.exporting.check import compare_file
@@ -121,7 +120,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
 def find_images(trained: TrainedModel) -> list[Path]:
     """Return the first NUM_IMAGES image files of the checkpoint's val list; [] if its data set is not there."""
     try:
-        _, files = pair_files(find_masks(trained.cfg, trained.cfg.val_split))
+        files = find_masks(trained.cfg, trained.cfg.val_split).files
     except UserError as error:
         log.info(f"checking with random images only: {error}")
         return []

@@ -36,7 +36,7 @@ from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, o
 from support.errors import UserError
 from support.files import sha256
 from support.progress import progress_bar
-from utils import make_loader
+from training.data import make_loader
 
 log = logging.getLogger("segtrain")
 

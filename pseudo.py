@@ -29,7 +29,7 @@ from support import shell
 from support.errors import UserError
 from support.files import sha256, write_atomic
 from support.results import claim
-from utils import prepare_demo_data
+from training.data import prepare_demo_data
 
 log = logging.getLogger("segtrain")
 

@@ -9,6 +9,7 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:
 import logging
 import sys
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -32,8 +33,9 @@ from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from distributed.precision import autocast
 from flags import Config
+from inference import report
 from inference.predictor import Predictor, window_steps
-from inference.scoring import score
+from inference.scoring import gather_predictions, score
 from losses.criterion import Criterion
 from losses.pixel_accuracy import count_hits
 from support.batch import Batch
@@ -41,12 +43,14 @@ from support.errors import STOPPED
 from training.augmentation import draw_samples
 from training.plan import Plan
 from training.record import messages
+from training.record.folder import REPORT
 from training.record.log import start_logging
 from training.record.run import Run
 from training.schedule import Schedule
 from training.scores import Scores
 from training.settle import settle
 from training.state import TrainState
+from training.task import task_words
 
 MORE_MEMORY = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
@@ -79,7 +83,7 @@ def run_task(cfg: Config) -> int:
     import evaluate  # imported here, since training needs neither
     import predict
 
-    return {"test": evaluate, "predict": predict}[cfg.task].main(utils.task_words(cfg))
+    return {"test": evaluate, "predict": predict}[cfg.task].main(task_words(cfg))
 
 
 def build(plan: Plan, group: Group, run: Run) -> "Trainer":
@@ -89,7 +93,8 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     """
     cfg, classes = plan.cfg, plan.classes
     utils.set_deterministic(cfg.deterministic)
-    train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
+    train_loader = utils.get_loader(cfg, "train", group, plan.files["train"])
+    val_loader = utils.get_loader(cfg, "val", group, plan.files["val"])
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set})
     messages.log_data(cfg, train_set, val_loader, is_main=group.is_main)
@@ -271,7 +276,11 @@ class Trainer:
             result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, **options)
         metrics.log_validation(state, result.scores, self.classes.names, panels)
         is_best = state.note_score(result.scores["miou"])
-        self.run.report(state.step, result, dataset, is_best=is_best)
+        predictions = gather_predictions(result, self.group) if is_best else {}
+        if self.run.folder:
+            path = self.run.folder / REPORT
+            write = partial(report.update, path, state.step, cfg, dataset, result, predictions)
+            self.run.write_with_next_save(f"{path} (the report)", write)
         return result.scores, is_best
 
 

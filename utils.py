@@ -1,28 +1,55 @@
-"""What every program builds from its flags: get_loader, get_model and their like, and how a run starts."""
+"""What train.py builds from its flags: the process group, loaders, model, losses, optimizer and state."""
 
 import contextlib
 import logging
 import os
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, overload
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from data import demo
-from data.layout import pair_files
+import models
+from data import histogram
+from data.dataset import EvalSet, SegmentationDataset, TrainSet, as_is
+from data.layout import Split
+from data.loader import EvalLoader, TrainLoader
+from data.sampler import EvalBatches, TrainSampler
+from distributed.checks import digest
 from distributed.group import Group
 from distributed.join import process_group
-from flags import Config, program_words
+from distributed.precision import LossScaler
+from flags import Config, changes
+from flags.losses import loss_weights, read_class_weights
 from flags.shared import LaunchFlags
-from support.launchers import rank_of
-from training.class_weights import get_class_weights
-from training.data import find_masks, get_eval_loader, get_loader, make_loader
-from training.model import get_model
-from training.parts import get_criterion, get_optimizer, get_state
-from training.record import folder
-from training.record.log import start_logging
-from training.settle import DEMO_ROOT, prepare_demo_data, share_batch
+from inference.windows import Windows
+from losses.criterion import Criterion
+from losses.upsampling import find_points
+from models import pretrained
+from models.compiled import compile_blocks
+from models.foreground import find_foreground
+from models.layers.norm import synchronize
+from models.pretrained import StartWeights
+from support.errors import UserError
+from support.labels import MAPS
+from support.progress import progress_bar
+from training.augmentation import get_transform
+from training.average import WeightAverage
+from training.data import computed_maps, find_masks, find_training_files, get_label_map, make_loader
+from training.optimizers import make_optimizer, parameter_groups
+from training.schedule import Schedule
+from training.schema import Checkpoint
+from training.state import TrainState
 
 log = logging.getLogger("segtrain")
+
+
+def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
+    """Return a context manager that joins the process group that the flags ask for, if any, and yields the Group."""
+    return process_group(**cfg.group_options)
 
 
 def set_deterministic(deterministic: bool) -> None:
@@ -34,33 +61,195 @@ def set_deterministic(deterministic: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # takes time
 
 
-def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
-    """Return a context manager that joins the process group that the flags ask for, if any, and yields the Group."""
-    names = ("distributed", "device", "backend", "dist_url", "world_size", "rank", "local_rank")
-    return process_group(**{name: getattr(cfg, name) for name in names}, timeout=cfg.dist_timeout)
+@overload
+def get_loader(cfg: Config, split: Literal["train"], group: Group, files: Split | None = None) -> TrainLoader: ...
+@overload
+def get_loader(cfg: Config, split: Literal["val"], group: Group, files: Split | None = None) -> EvalLoader: ...
+def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> TrainLoader | EvalLoader:
+    """Return a DataLoader over this process's share of the training or validation split. Collective.
 
-
-def validation_images(cfg: Config) -> tuple[str, ...]:
-    """Return the paths of the validation images. Raises UserError if folders, lists or files are missing."""
-    _, files = pair_files(find_masks(cfg, cfg.val_split))
-    return tuple(str(paths["image"]) for paths in files)
-
-
-def task_words(cfg: Config) -> list[str]:
-    """Return the command line of evaluate.py or predict.py for --task, by default with best.pt of the flags' run.
-
-    Log the notes on the flags. Raises UserError if there is no best.pt.
+    split: "train" or "val". files: of the split; None: find them. Raises UserError if files are missing, or if
+    --long_side or --window is too large for images.
     """
-    start_logging(cfg.log_level, is_main=rank_of(os.environ) in ("", "0"))
-    for note in cfg.notes:
-        if note.startswith("--"):  # the others are on flags of training in the file
-            log.info(note)
-    flags = dict(cfg.task_flags)
-    if "checkpoint" not in flags:
-        flags["checkpoint"] = str(folder.find_best(Path(cfg.logdir), cfg.name))
-    if cfg.task == "predict" and "input" not in flags:
-        flags["input"] = validation_images(cfg)
-    if cfg.task == "predict" and "output" not in flags:
-        flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
-    log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
-    return program_words(cfg, flags)
+    if split == "train":
+        return get_train_loader(cfg, group, files or find_training_files(cfg))
+    loader = get_eval_loader(cfg, cfg.val_split, group, files)
+    for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
+        Windows.over(size, 1.0, **cfg.sizes)  # the first validation would find it late
+    return loader
+
+
+def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
+    # The workers do what only depends on labels: in a training step, the CPU would wait for the results of a GPU.
+    derive: dict[str, tuple[str, Callable]] = {}
+    if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
+        derive["points"] = "label", find_points
+    if "lorm" in loss_weights(cfg):
+        with torch.device("meta"):  # no memory and no time for weights: only the size of the features is asked
+            backbone = models.build(cfg.model_type, **cfg.architecture).backbone
+        size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
+        derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
+    options: dict = {"compute": computed_maps(cfg), "derive": derive, "seed": cfg.seed, "label_map": get_label_map(cfg)}
+    dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), **options)
+    sampler = TrainSampler(
+        len(dataset),
+        batch_size=cfg.batchsize,
+        accum_steps=cfg.accum_steps,
+        seed=cfg.seed,
+        rank=group.rank,
+        world_size=group.world_size,
+        repeat=cfg.repeat,
+    )
+    batches: dict = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": as_is}
+    return make_loader(TrainLoader, dataset, cfg, group, **batches)
+
+
+def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> EvalLoader:
+    """Return a DataLoader over this process's share of the images and dense masks of a split. Collective.
+
+    split: name of the list or subfolder. files: as in get_loader(). Raises UserError if files are missing, or if a list
+    other than the training list has a name twice.
+    """
+    files = files or find_masks(cfg, split)
+    dataset = EvalSet(files, cfg.numclasses, label_map=get_label_map(cfg))
+    name, number = Counter(dataset.names).most_common(1)[0]
+    if number > 1 and split != cfg.train_split:
+        raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
+    # Ranks that list different files are found later, by distributed.checks.check_setup.
+    sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
+    batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
+    batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
+    options: dict = {"batch_sampler": batches, "collate_fn": as_is}
+    return make_loader(EvalLoader, dataset, cfg, group, workers=cfg.val_workers, **options)
+
+
+def get_model(
+    cfg: Config, group: Group, start_weights: StartWeights | None = None
+) -> tuple[models.Segmenter, nn.Module]:
+    """Return (model on this process's device, module to train: the model's DDP wrapper, or the model without a group).
+
+    start_weights: on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
+    """
+    torch.manual_seed(cfg.seed)
+    raw_model = build_model(cfg)
+    if start_weights is not None:
+        line = pretrained.load_start_weights(raw_model, start_weights, cfg.layers)
+        usual = cfg.pretrained in ("none", "imagenet", "imagenet_v1")
+        log.log(logging.DEBUG if usual else logging.INFO, line)
+    synchronized = cfg.sync_bn == "on" or (cfg.sync_bn == "auto" and group.device.type == "cuda")
+    if synchronized and group.world_size > 1 and not cfg.freeze_bn:
+        synchronize(raw_model)
+    # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
+    raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
+    if cfg.grad_checkpointing and not raw_model.backbone.blocks():
+        log.warning(f"--grad_checkpointing saves no memory: {cfg.backbone} has no sequence of blocks to recompute")
+    if cfg.compile:
+        compile_blocks(raw_model)
+    return raw_model, group.wrap(raw_model)
+
+
+def build_model(cfg: Config) -> models.Segmenter:
+    model = models.build(
+        cfg.model_type,
+        **cfg.architecture,
+        head_init=cfg.head_init,
+        freeze_bn=cfg.freeze_bn,
+        freeze_backbone=cfg.freeze_backbone,
+        grad_checkpointing=cfg.grad_checkpointing,
+        lorm_scope=cfg.lorm_scope,
+    )
+    model.backbone.freeze_unused(model.head)
+    if model.lorm is not None and "lorm" not in loss_weights(cfg):
+        model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
+    return model
+
+
+def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset) -> list[float] | None:
+    """Return the class weights of --class_weights, equal on all ranks, or None if unweighted. Collective.
+
+    For --class_weights balanced, each rank counts a share of the labels.
+    """
+    if cfg.class_weights == "none":
+        return None
+    if "seg" not in loss_weights(cfg):
+        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce")
+        return None
+    weights = read_class_weights(cfg.class_weights, cfg.numclasses)
+    if weights is None:
+        own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
+        bar = partial(progress_bar, total=len(own), title="counting labels", unit="file", enabled=group.is_main)
+        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
+        weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
+    weights = group.broadcast(weights)  # a file may differ between machines
+    values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
+    log.info(f"class weights (--class_weights {cfg.class_weights}): {values}")
+    return weights
+
+
+def get_criterion(
+    cfg: Config, group: Group, raw_model: models.Segmenter, class_weights: list[float] | None = None
+) -> Criterion:
+    """Return the Criterion with the run's losses. Raises UserError if none tells the head which class is where."""
+    weights = loss_weights(cfg)
+    if not set(weights) - {"lorm", "crf"}:
+        raise UserError(
+            f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train the head on: raise --l_seg or "
+            "--l_pseudo"
+        )
+    rises = "; the weight of crf rises from 0 in the first half of the run" if "crf" in weights else ""
+    log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}{rises}")
+    return Criterion(
+        weights,
+        label_smooth=cfg.label_smooth,
+        class_weights=class_weights,
+        lorm_terms=0 if cfg.lorm_scope == "all" else raw_model.backbone.channels[-1],
+    )
+
+
+def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
+    """Return --optimizer over the trained parameters."""
+    groups = parameter_groups(
+        raw_model,
+        weight_decay=cfg.wdecay,
+        decay_norm_bias=cfg.decay_norm_bias,
+        head_lr_factor=cfg.head_lr_factor,
+    )
+    factors = [part["lr_factor"] for part in groups]
+    rates = f"{len(groups)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
+    log.log(logging.INFO if len(groups) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
+    options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
+    return make_optimizer(cfg.optimizer, groups, fused=group.device.type == "cuda", lr=lr, **options)
+
+
+def get_state(
+    cfg: Config,
+    group: Group,
+    raw_model: nn.Module,
+    model: nn.Module,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    train_set: SegmentationDataset,
+    resumed: Checkpoint | None = None,
+) -> TrainState:
+    """Return the TrainState of a new run, or of the Checkpoint that the run goes on from.
+
+    Raises UserError if the checkpoint does not fit the model, or if --seed or the list has changed in mid-epoch.
+    """
+    scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
+    ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
+    state = TrainState(raw_model, model, optimizer, scaler, ema, origin=schedule.origin)
+    state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
+    if resumed is None:
+        return state
+    changed = ["training list"] if resumed.listing != state.listing else []
+    changed += [f"--{name}" for name in ("seed", "repeat") if resumed.config[name] != getattr(cfg, name)]
+    if resumed.samples and changed and not cfg.reset_data_offset:
+        raise UserError(
+            f"--resume {cfg.resume}: the {changed[0]} has changed in the middle of an epoch: restore it, resume a "
+            "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
+        )
+    if resumed.samples > len(train_set) * cfg.repeat:
+        raise UserError(f"--resume {cfg.resume}: {resumed.samples} samples of the epoch are done, more than it has")
+    log.info(f"flags changed since the checkpoint: {changes(resumed.config, cfg) or 'none'}")
+    state.restore(resumed, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
+    return state

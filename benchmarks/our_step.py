@@ -21,12 +21,12 @@ from data.histogram import count_batch
 from distributed.group import Group
 from distributed.precision import resolve
 from flags import Config
+from flags.losses import loss_weights
 from losses import criterion as criterion_module
 from losses.upsampling import find_points
 from models.foreground import find_foreground
 from support.batch import Batch
 from support.labels import IGNORE, MAPS
-from training.model import active_terms
 from training.record.metrics import Metrics
 from training.state import TrainState
 
@@ -122,7 +122,7 @@ def random_batch(cfg: Config) -> Batch:
     derived: dict = {"counts": count_batch(batch)}
     if MAPS[cfg.dataset] == ("label",):
         derived["points"] = find_points(maps["label"])
-    if "lorm" in active_terms(cfg):
+    if "lorm" in loss_weights(cfg):
         with torch.device("meta"):
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)

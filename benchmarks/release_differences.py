@@ -29,7 +29,9 @@ from flags import Config, parse_flags
 from models.foreground import find_foreground
 from support.batch import Batch
 from support.labels import IGNORE
+from training.data import DEMO_ROOT
 from training.lr_schedule import lr_factor
+from training.settle import share_batch
 
 GROUP = Group(torch.device("cpu"))
 
@@ -38,7 +40,7 @@ def read_config(args) -> Config:
     words = ["--config", "configs/cdsp_release.yaml", "--pretrained", "none", "--amp", "none", "--classes", ""]
     words += ["--dataset_path", args.dataset_path, "--numclasses", str(args.numclasses)]
     words += ["--crop_size", str(args.crop_size), "--total_batchsize", "1", "--workers", "0"]
-    return utils.share_batch(parse_flags(words), GROUP)
+    return share_batch(parse_flags(words), GROUP)
 
 
 def read_batch(cfg: Config, size: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -124,13 +126,13 @@ def print_warm_up(steps_per_epoch: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset_path", default=str(utils.DEMO_ROOT))
+    parser.add_argument("--dataset_path", default=str(DEMO_ROOT))
     parser.add_argument("--numclasses", type=int, default=5)
     parser.add_argument("--crop_size", type=int, default=465)
     parser.add_argument("--batchsize", type=int, default=4)
     args = parser.parse_args()
-    if Path(args.dataset_path) == utils.DEMO_ROOT:
-        demo.draw_dataset(utils.DEMO_ROOT)
+    if Path(args.dataset_path) == DEMO_ROOT:
+        demo.draw_dataset(DEMO_ROOT)
     cfg = read_config(args)
     batch, padding = read_batch(cfg, args.batchsize)
     reference = loss_and_gradient(cfg, batch)

@@ -13,7 +13,7 @@ from data.histogram import count_batch
 from data.images import image_size, read_distance, read_image, read_label
 from data.images.resize import shrink
 from data.label_map import LabelMap
-from data.layout import Split, pair_files
+from data.layout import Split
 from data.transforms import CentreCrop, TrainTransform
 from support.batch import Batch, EvalBatch
 from support.errors import UserError
@@ -32,7 +32,7 @@ class SegmentationDataset(Dataset):
     def __init__(self, split: Split, num_classes: int, *, label_map: LabelMap | None = None):
         self.num_classes, self.label_map = num_classes, label_map
         self.folders, self.has_list = split.folders, split.listed is not None
-        self.names, self.files = pair_files(split)
+        self.names, self.files = split.pairs
 
     def __len__(self) -> int:
         return len(self.files)

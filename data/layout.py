@@ -3,6 +3,7 @@
 There are two layouts: plain folders (--dataset Folder), and PASCAL VOC's with ScribbleSup's labels (all others).
 """
 
+import functools
 import posixpath
 import re
 import unicodedata
@@ -44,6 +45,23 @@ class Split:
     listed: list[str] | None = None
     list_file: Path | None = None
     endings: dict[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def pairs(self) -> tuple[list[str], list[dict[str, Path]]]:
+        """Return (the name of each image, the files of each image as {map: path}). Lists the folders once.
+
+        Raises UserError if a folder or a file is missing, two files have one name, a label is a JPEG, or there are no
+        images.
+        """
+        return pair_files(self)
+
+    @property
+    def names(self) -> list[str]:
+        return self.pairs[0]
+
+    @property
+    def files(self) -> list[dict[str, Path]]:
+        return self.pairs[1]
 
 
 def find_split(

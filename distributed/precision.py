@@ -1,8 +1,11 @@
 """Mixed precision."""
 
+import logging
+
 import torch
 from torch import Tensor
 
+from distributed.group import Group
 from support.errors import DivergedError
 
 DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -10,6 +13,8 @@ DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The fp16 scale starts at 65536, and each skipped step halves it. After 20 skipped steps in a row it is below 1: the
 # gradients themselves overflow, and no scale helps.
 MAX_SKIPPED = 20
+
+log = logging.getLogger("segtrain")
 
 
 def has_native_bf16(device: torch.device) -> bool:
@@ -28,6 +33,27 @@ def resolve(amp: str, device: torch.device) -> str:
     if amp != "auto":
         return amp
     return "bf16" if has_native_bf16(device) else "none"
+
+
+def resolve_amp(amp: str, group: Group, kept: str = "") -> str:
+    """Return "none", "bf16" or "fp16" for --amp, equal on all ranks. Collective.
+
+    auto is `kept`, the precision of a resumed run, if it is not ""; else bf16 if every rank has it natively.
+    """
+    values = group.gather(resolve(amp, group.device))
+    native = "none" if "none" in values else values[0]
+    if amp == "auto" and kept:
+        if kept != native:
+            log.info(f"--amp {kept}, as in the checkpoint, so that the run stays the same; auto would be {native}")
+        return kept
+    if len(set(values)) > 1:
+        ranks = [rank for rank, value in enumerate(values) if value == "none"]
+        log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
+    elif amp == "auto" and native == "none" and group.device.type == "cuda":
+        log.warning("--amp none: this GPU has no bf16; --amp fp16 takes half of the memory, and about half of the time")
+    if native == "fp16" and group.device.type == "cpu":
+        log.warning("--amp fp16: a CPU emulates it, more than ten times as slow: use --amp bf16 or none")
+    return native
 
 
 def autocast(amp: str, device: torch.device) -> torch.autocast:

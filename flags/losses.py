@@ -35,10 +35,17 @@ def parse_loss(text: str) -> dict[str, float]:
 
 
 def loss_weights(flags: Any) -> dict[str, float]:
-    """Return {term of losses/terms.py: weight} of --loss and the flags --l_NAME."""
-    weights = {name: flags.l_seg * factor for name, factor in parse_loss(flags.loss).items()}
-    names = [item.name for item in fields(flags) if item.name.startswith("l_") and item.name != "l_seg"]
-    return weights | {name.removeprefix("l_"): getattr(flags, name) for name in names}
+    """Return {term of losses/terms.py: weight} of the losses that take part.
+
+    A loss takes part if its weight is above 0 and --dataset and --model_type have what its flag needs.
+    """
+    weights: dict[str, float] = {}
+    for item in fields(flags):
+        if item.name.startswith("l_") and (weight := getattr(flags, item.name)) > 0:
+            _, takes_part = item.metadata["flag"].needs or ("", lambda flags: True)
+            terms = parse_loss(flags.loss) if item.name == "l_seg" else {item.name.removeprefix("l_"): 1.0}
+            weights |= {term: weight * factor for term, factor in terms.items() if takes_part(flags)}
+    return weights
 
 
 def read_class_weights(text: str, num_classes: int) -> list[float] | None:

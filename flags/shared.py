@@ -198,6 +198,12 @@ class LaunchFlags:
     log_level: str = flag("INFO", "lowest log level on the terminal", choices=("DEBUG", "INFO", "WARNING"))
     dist_timeout: float = flag(600.0, "seconds to wait for other processes", ge=1, le=2_592_000)
 
+    @property
+    def group_options(self) -> dict[str, Any]:
+        """Return the keyword arguments of distributed.join.process_group()."""
+        names = ("distributed", "device", "backend", "dist_url", "world_size", "rank", "local_rank")
+        return {name: getattr(self, name) for name in names} | {"timeout": self.dist_timeout}
+
 
 @dataclass(frozen=True)
 class CheckpointFlags:

@@ -22,7 +22,7 @@ from data.pictures import contours, to_hex
 from flags import Config
 from inference.scoring import Result
 from support.errors import UserError
-from support.files import json_lines
+from support.files import json_lines, write_atomic
 from support.labels import IGNORE
 from training.scores import image_scores
 
@@ -87,6 +87,20 @@ def page(
         "examples": examples,
     }
     return _page(content)
+
+
+def update(path: Path, step: int, cfg: Config, dataset: EvalSet, result: Result, predictions: dict[int, bytes]) -> None:
+    """Write the report of a run's validation, or without predictions, new curves into the report that there is.
+
+    path: in the run's folder. step: of the run. The other arguments are those of page().
+    """
+    if predictions:
+        best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")
+        text: str | None = page(best, step, cfg, dataset, cfg.val_split, how, result, predictions)
+    else:
+        text = with_new_curves(path)
+    if text:
+        write_atomic(path, text)
 
 
 def with_new_curves(path: Path) -> str | None:

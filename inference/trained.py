@@ -18,7 +18,8 @@ from data.classes import Classes, read_classes
 from distributed import checks
 from distributed.device import find_device
 from distributed.group import Group, Stopped
-from distributed.precision import resolve
+from distributed.join import process_group
+from distributed.precision import resolve, resolve_amp
 from flags import READER, Config
 from flags.conflicts import check_effects
 from flags.declare import per_rank
@@ -32,8 +33,6 @@ from support import program
 from support.errors import STOPPED, UserError
 from training import checkpoint
 from training.record.log import start_logging
-from training.settle import resolve_amp
-from utils import join_group
 
 log = logging.getLogger("segtrain")
 
@@ -68,7 +67,7 @@ def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
 
 def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> int:
     """Join the process group of the flags and call work(group). Returns its status or 0; STOPPED after a signal."""
-    with join_group(flags) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
+    with process_group(**flags.group_options) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         for note in flags.notes:
             log.info(note)

@@ -9,9 +9,9 @@ from conftest import assert_same_run, read_metrics, start, start_group, succeed
 
 from distributed import precision as amp
 from distributed.group import Group
+from distributed.precision import resolve_amp
 from inference.trained import TrainedModel
 from training import checkpoint
-from training.settle import resolve_amp
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 FAULTS = "tests/train_with_fault.py"

@@ -16,7 +16,6 @@ from distributed.group import Group
 from flags import parse_flags
 from flags.losses import read_class_weights
 from support.errors import UserError
-from training.class_weights import get_class_weights
 
 GROUP = Group(torch.device("cpu"))
 
@@ -24,7 +23,7 @@ GROUP = Group(torch.device("cpu"))
 def weights_of(root, **values) -> list[float] | None:
     """get_class_weights on the drawn data, as a group of one."""
     cfg = parse_flags(flags(dataset_path=root, **values))
-    return get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset)
+    return utils.get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset)
 
 
 @pytest.mark.parametrize("shape", [(30, 40), (2**12 + 1, 2**12)])

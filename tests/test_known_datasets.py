@@ -19,7 +19,8 @@ from data.histogram import count_labels
 from distributed.group import Group
 from flags import parse_flags
 from tools.check.__main__ import main
-from utils import get_loader, share_batch
+from training.settle import share_batch
+from utils import get_loader
 
 PAGE = REPO / "docs/known_datasets.md"
 TINY = (

@@ -102,14 +102,14 @@ PROGRAM = """
 import atexit, os, threading
 from support import program
 import torch
-import utils
+from distributed.join import process_group
 
 def allocate():
     while True:
         torch.ones(64, 64).sum()
 
 def main():
-    with utils.process_group(distributed=True, device="cpu"):
+    with process_group(distributed=True, device="cpu"):
         threading.Thread(target=allocate, daemon=True).start()
     atexit.register(print, "exit handlers ran")
     return 75

@@ -84,7 +84,7 @@ def test_no_other_name_is_installed_and_the_clone_stays_clean(installed):
     named = {name for path in modules for name in re.findall(r"document\(['\"]([^'\"#]+)", path.read_text("utf-8"))}
     assert {"docs/your_data.md", "CHANGELOG.md"} <= named
     for name in {
-        "evaluation/report.html",
+        "inference/report.html",
         "docs/coming_from.md",
         "configs/demo.yaml",
         "configs/classes/voc.txt",

@@ -17,6 +17,7 @@ import utils
 from distributed.group import Group
 from flags import parse_flags
 from support.errors import STOPPED
+from training.settle import share_batch
 from training.state import TrainState
 
 NUM_CLASSES, NUM_STEPS, BATCH, STEPS_PER_EPOCH = 5, 3, 4, 2
@@ -65,7 +66,7 @@ def test_three_steps_of_the_release_config_are_the_released_ones(demo_root, tmp_
         start = {name: value for name, value in start.items() if value.is_floating_point()}  # no batch counters
         torch.save({"state_dict": {f"module.{name}": value for name, value in start.items()}}, tmp_path / "start.pth")
         assert train.main(words) == STOPPED
-        cfg = utils.share_batch(parse_flags(words), Group(torch.device("cpu")))
+        cfg = share_batch(parse_flags(words), Group(torch.device("cpu")))
         loader = utils.get_loader(cfg, "train", Group(torch.device("cpu")))
         batches = [*loader]
         loader.sampler.set_position(1, 0)

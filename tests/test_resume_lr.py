@@ -8,13 +8,13 @@ import pytest
 import torch
 from conftest import finish, flags, read_metrics, start, start_group, succeed
 
-import utils
 from data.sampler import TrainSampler
 from distributed.group import Group
 from flags import parse_flags
 from support.errors import STOPPED, UserError
 from training import checkpoint
 from training.schedule import Schedule
+from training.settle import share_batch
 
 IMAGES, EPOCHS = 48, 3
 FLOAT64 = "tests/train_float64.py"
@@ -42,7 +42,7 @@ def plain_factor(way: str, scaling: str, processes: int) -> float:
 
 def learning_rate(processes: int = 1, saved: SimpleNamespace | None = None, images: int = IMAGES, **values) -> Schedule:
     values = {"dataset_path": "data", "epochs": EPOCHS, "lr": 0.5} | values
-    cfg = utils.share_batch(parse_flags(flags(**values)), Group(torch.device("cpu"), world_size=processes))
+    cfg = share_batch(parse_flags(flags(**values)), Group(torch.device("cpu"), world_size=processes))
     batch = {"batch_size": cfg.batchsize, "accum_steps": cfg.accum_steps}
     return Schedule(cfg, TrainSampler(images, **batch, seed=0, world_size=processes), saved)
 

@@ -9,6 +9,7 @@ import torch
 from conftest import flags
 from torch.utils.data._utils.pin_memory import pin_memory
 
+import data.demo
 import models
 import utils
 from data.distance import main as distance_main
@@ -18,6 +19,7 @@ from flags import Config, parse_flags
 from losses.criterion import Criterion
 from support.batch import Batch
 from support.errors import UserError
+from training.data import DEMO_ROOT, prepare_demo_data
 from training.settle import read_start_weights
 
 CPU = torch.device("cpu")
@@ -57,9 +59,9 @@ def test_optimizer_follows_its_flags(demo_root):
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_one_process_draws_the_demo_data_and_all_wait_for_it(monkeypatch, local_rank):
     done = []
-    monkeypatch.setattr(utils.demo, "draw_dataset", lambda folder: done.append("drawn"))
+    monkeypatch.setattr(data.demo, "draw_dataset", lambda folder: done.append("drawn"))
     monkeypatch.setattr(Group, "barrier", lambda group: done.append("waited"))
-    utils.prepare_demo_data(SimpleNamespace(dataset_path=str(utils.DEMO_ROOT)), Group(CPU, local_rank=local_rank))
+    prepare_demo_data(SimpleNamespace(dataset_path=str(DEMO_ROOT)), Group(CPU, local_rank=local_rank))
     assert done == [*(["drawn"] if local_rank == 0 else []), "waited"]
 
 

@@ -24,8 +24,7 @@ import distributed.precision
 import losses.criterion
 import models.compiled
 import train
-import training.model
-import training.parts
+import training.settle
 import utils
 from distributed.group import Group
 from distributed.lifeline import Lifeline
@@ -225,17 +224,17 @@ def use_kernel_of_losses(module: object) -> None:
 @fault
 def no_fused_update() -> None:
     """The optimizer is asked for its fused update, as on a GPU, and has none."""
-    make = training.parts.make_optimizer
-    training.parts.make_optimizer = lambda *args, fused, **options: make(*args, fused=True, **options)
+    make = utils.make_optimizer
+    utils.make_optimizer = lambda *args, fused, **options: make(*args, fused=True, **options)
     torch._fused_sgd_ = fail(RuntimeError("no kernel image is available"))  # type: ignore[assignment]
 
 
 @fault
 def gpu_without_bf16() -> None:
-    resolve = training.model.resolve_amp
+    resolve = training.settle.resolve_amp
     torch.cuda.get_device_capability = lambda device: (7, 5)  # type: ignore[assignment]
-    training.model.resolve_amp = lambda amp, group, saved: resolve(
-        amp, dataclasses.replace(group, device=torch.device("cuda", 0)), saved
+    training.settle.resolve_amp = lambda amp, group, kept: resolve(
+        amp, dataclasses.replace(group, device=torch.device("cuda", 0)), kept
     )
 
 

@@ -1,31 +1,23 @@
-"""Build the loaders of training and validation samples from the flags."""
+"""The files of a run's splits and the loaders over them, as the flags say."""
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar, overload
+from typing import TypeVar
 
-import torch
 from torch.utils.data import DataLoader, Dataset
 
-import models
-from data.dataset import EvalSet, TrainSet, as_is
+from data import demo
 from data.distance import pseudo_distance, scribble_distance
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, find_split
-from data.loader import EvalLoader, TrainLoader, loader_options
-from data.sampler import EvalBatches, TrainSampler
+from data.loader import loader_options
 from distributed.group import Group
 from flags import Config
 from flags.shared import LaunchFlags
-from inference.windows import Windows
-from losses.upsampling import find_points
-from models.foreground import find_foreground
-from support.errors import UserError
 from support.labels import MAPS
-from training.augmentation import get_transform
-from training.model import active_terms
+
+DEMO_ROOT = Path("dataset/demo")
 
 # {distance map: (the map to compute it from, the function)}, used if no folder has the distance map.
 COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
@@ -33,85 +25,30 @@ COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", 
 Loader = TypeVar("Loader", bound=DataLoader)
 
 
-@overload
-def get_loader(cfg: Config, split: Literal["train"], group: Group) -> TrainLoader: ...
-@overload
-def get_loader(cfg: Config, split: Literal["val"], group: Group) -> EvalLoader: ...
-def get_loader(cfg: Config, split: str, group: Group) -> TrainLoader | EvalLoader:
-    """Return a DataLoader over this process's share of the training or validation split. split: "train" or "val".
-
-    Raises UserError if folders, lists or files are missing, or if --long_side or --window is too large for images.
-    """
-    if split == "train":
-        return get_train_loader(cfg, group)
-    loader = get_eval_loader(cfg, cfg.val_split, group)
-    for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
-        Windows.over(size, 1.0, **cfg.sizes)  # the first validation would find it late
-    return loader
+def prepare_demo_data(cfg: Config, group: Group) -> None:
+    """Draw the demo data set if --dataset_path names it. One process per machine draws, the others wait."""
+    if Path(cfg.dataset_path) == DEMO_ROOT:
+        if group.local_rank == 0:
+            demo.draw_dataset(DEMO_ROOT)
+        group.barrier()
 
 
-def find_training_files(cfg: Config) -> tuple[Split, dict[str, tuple[str, Callable]]]:
-    """Return (the Split of the training files, {distance map without a folder: (source map, function)}).
-
-    Raises UserError if folders or lists are missing.
-    """
+def find_training_files(cfg: Config) -> Split:
+    """Return the Split of the training images and their label maps. Raises UserError if they are missing."""
     folders = {"label": cfg.train_path, "pseudo": cfg.pseudo_path}
     folders |= {"distance_s": cfg.distancemap_s, "distance_c": cfg.distancemap_c}
-    compute: dict[str, tuple[str, Callable]] = {
+    computed = computed_maps(cfg)
+    stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in computed}
+    return find_files(cfg, cfg.dataset, cfg.train_split, stored)
+
+
+def computed_maps(cfg: Config) -> dict[str, tuple[str, Callable]]:
+    """Return {distance map without a folder: (source map, function)} of the maps that --dataset needs."""
+    return {
         name: (COMPUTE[name][0], partial(COMPUTE[name][1], background=cfg.background_class))
         for name in MAPS[cfg.dataset]
-        if name in COMPUTE and not folders[name]
+        if name in COMPUTE and not getattr(cfg, f"distancemap_{name[-1]}")
     }
-    stored = {name: folders[name] for name in MAPS[cfg.dataset] if name not in compute}
-    return find_files(cfg, cfg.dataset, cfg.train_split, stored), compute
-
-
-def get_train_loader(cfg: Config, group: Group) -> TrainLoader:
-    files, compute = find_training_files(cfg)
-    # The workers do what only depends on labels: in a training step, the CPU would wait for the results of a GPU.
-    derive: dict[str, tuple[str, Callable]] = {}
-    if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
-        derive["points"] = "label", find_points
-    if "lorm" in active_terms(cfg):
-        with torch.device("meta"):  # no memory and no time for weights: only the size of the features is asked
-            backbone = models.build(cfg.model_type, **cfg.architecture).backbone
-        size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
-        derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
-    options: dict = {"compute": compute, "derive": derive, "seed": cfg.seed, "label_map": get_label_map(cfg)}
-    dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), **options)
-    sampler = TrainSampler(
-        len(dataset),
-        batch_size=cfg.batchsize,
-        accum_steps=cfg.accum_steps,
-        seed=cfg.seed,
-        rank=group.rank,
-        world_size=group.world_size,
-        repeat=cfg.repeat,
-    )
-    batches: dict = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": as_is}
-    return make_loader(TrainLoader, dataset, cfg, group, **batches)
-
-
-def get_eval_loader(cfg: Config, split: str, group: Group) -> EvalLoader:
-    """Return a DataLoader over this process's share of the images and dense masks of a split. Collective.
-
-    Raises UserError if files are missing, or if a list other than the training list has a name twice.
-    """
-    files = find_masks(cfg, split)
-    dataset = EvalSet(files, cfg.numclasses, label_map=get_label_map(cfg))
-    name, number = Counter(dataset.names).most_common(1)[0]
-    if number > 1 and split != cfg.train_split:
-        raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
-    # Ranks that list different files are found later, by distributed.checks.check_setup.
-    sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
-    batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
-    batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
-    options: dict = {"batch_sampler": batches, "collate_fn": as_is}
-    return make_loader(EvalLoader, dataset, cfg, group, workers=cfg.val_workers, **options)
-
-
-def get_label_map(cfg: Config) -> LabelMap | None:
-    return read_label_map(cfg.label_map, cfg.numclasses, cfg.texts.get("label_map"))
 
 
 def find_masks(cfg: Config, split: str) -> Split:
@@ -123,6 +60,10 @@ def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> S
     """Return layout.find_split() of these arguments and the flags on --dataset_path."""
     names = ("list_path", "image_path", "image_suffix", "label_suffix")
     return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
+
+
+def get_label_map(cfg: Config) -> LabelMap | None:
+    return read_label_map(cfg.label_map, cfg.numclasses, cfg.texts.get("label_map"))
 
 
 def make_loader(

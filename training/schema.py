@@ -31,7 +31,7 @@ POSITIVE, ABOVE_0 = Flag(1, "", ge=1, le=2**53, kind=int), Flag(1.0, "", gt=0, k
 class Checkpoint:
     """Everything that a run needs to go on in a new process. The file has an entry for each field.
 
-    config: {flag: value}, as config.as_dict() returns it. texts: {"classes", "label_map": the text of its file}.
+    config: {flag: value}, as flags.as_dict() returns it. texts: {"classes", "label_map": the text of its file}.
     model: the weights, with batch norm's statistics averaged over ranks. ema: likewise, the average of the weights, or
     None. ranks: each rank's own batch-norm statistics. origin: Schedule.origin. listing: digest of the training list.
     run: Metrics.capture(). The other fields are those of TrainState.

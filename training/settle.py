@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 import models
-from data import demo
 from data.classes import FOLDERS, read_classes, read_preset
 from data.images import image_size
 from data.images.resize import large_images
-from data.layout import pair_files
+from data.layout import Split
 from distributed import checks
 from distributed.group import Group
-from distributed.precision import resolve as amp_of_device
+from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags
 from flags.declare import per_rank
 from flags.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
@@ -22,12 +21,11 @@ from models import pretrained
 from models.pretrained import StartWeights
 from support.errors import UserError
 from training import checkpoint
-from training.data import find_training_files
+from training.data import find_masks, find_training_files, prepare_demo_data
 from training.plan import Plan
 from training.record import folder, messages
 from training.schema import Checkpoint
 
-DEMO_ROOT = Path("dataset/demo")
 NUM_SIZES = 100  # images whose sizes are read for the recipe
 
 log = logging.getLogger("segtrain")
@@ -45,21 +43,14 @@ def settle(cfg: Config, group: Group) -> Plan:
     place, resumed = find_resumed(cfg, group)
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
-    cfg = take_recipe(cfg, group, resumed)
+    files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
+    cfg = take_recipe(cfg, group, files["train"], resumed)
     cfg = share_batch(cfg, group)
-    cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed))
+    cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
     start_weights = None if resumed else read_start_weights(cfg, group)
     cfg = settle_stride(cfg, group, resumed, start_weights)
     check_flags(cfg, is_final=True)
-    return Plan(cfg, classes, place, resumed, start_weights)
-
-
-def prepare_demo_data(cfg: Config, group: Group) -> None:
-    """Draw the demo data set if --dataset_path names it. One process per machine draws, the others wait."""
-    if Path(cfg.dataset_path) == DEMO_ROOT:
-        if group.local_rank == 0:
-            demo.draw_dataset(DEMO_ROOT)
-        group.barrier()
+    return Plan(cfg, classes, files, place, resumed, start_weights)
 
 
 def find_resumed(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]:
@@ -102,17 +93,16 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
     return dataclasses.replace(cfg, texts=texts)
 
 
-def take_recipe(cfg: Config, group: Group, resumed: Checkpoint | None) -> Config:
+def take_recipe(cfg: Config, group: Group, files: Split, resumed: Checkpoint | None) -> Config:
     """Return the flags with the recipe's values for those that are not set. Collective.
 
-    A resumed run keeps the checkpoint's values. Raises UserError if folders, lists or files of the training data are
-    missing.
+    files: of the training data. A resumed run keeps the checkpoint's values. Raises UserError if files are missing.
     """
     given = RECIPE_FLAGS if cfg.given is None else cfg.given
 
     def choose() -> dict[str, Choice]:
         if resumed is None:
-            return Recipe(_read_facts(cfg, group), as_dict(cfg), given).choices
+            return Recipe(_read_facts(cfg, group, files.files), as_dict(cfg), given).choices
         names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
         kept = {name: value for name, value in resumed.config.items() if name in names}
         return {name: Choice(value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
@@ -124,8 +114,7 @@ def take_recipe(cfg: Config, group: Group, resumed: Checkpoint | None) -> Config
     return dataclasses.replace(cfg, **{name: choice.value for name, choice in choices.items()})
 
 
-def _read_facts(cfg: Config, group: Group) -> Facts:
-    _, files = pair_files(find_training_files(cfg)[0])
+def _read_facts(cfg: Config, group: Group, files: list[dict[str, Path]]) -> Facts:
     some = [files[number * len(files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
     sizes = [image_size(path) for path in dict.fromkeys(some)]
     device, memory = CPU, 0.0
@@ -151,28 +140,6 @@ def share_batch(cfg: Config, group: Group) -> Config:
             f"--accum_steps {cfg.accum_steps}: use {multiple} or another multiple of {parts}"
         )
     return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
-
-
-def resolve_amp(amp: str, group: Group, resumed: Checkpoint | None = None) -> str:
-    """Return "none", "bf16" or "fp16" for --amp, equal on all ranks. Collective.
-
-    auto is the precision of the resumed run, if there is one, else bf16 if every rank has it natively.
-    """
-    values = group.gather(amp_of_device(amp, group.device))
-    native = "none" if "none" in values else values[0]
-    if amp == "auto" and resumed:
-        kept = resumed.config["amp"]
-        if kept != native:
-            log.info(f"--amp {kept}, as in the checkpoint, so that the run stays the same; auto would be {native}")
-        return kept
-    if len(set(values)) > 1:
-        ranks = [rank for rank, value in enumerate(values) if value == "none"]
-        log.info(f"--amp {amp}: none, because devices of rank(s) {ranks} have no native bf16")
-    elif amp == "auto" and native == "none" and group.device.type == "cuda":
-        log.warning("--amp none: this GPU has no bf16; --amp fp16 takes half of the memory, and about half of the time")
-    if native == "fp16" and group.device.type == "cpu":
-        log.warning("--amp fp16: a CPU emulates it, more than ten times as slow: use --amp bf16 or none")
-    return native
 
 
 def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:

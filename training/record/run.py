@@ -10,13 +10,10 @@ from typing import TextIO
 import numpy as np
 from PIL import Image
 
-from data.dataset import EvalSet
 from distributed import checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS
 from flags import as_dict, dump
-from inference.report import describe_protocol, page, with_new_curves
-from inference.scoring import Result, gather_predictions
 from support.errors import DivergedError, UserError, in_one_line
 from support.files import write_atomic
 from training import checkpoint
@@ -88,23 +85,10 @@ class Run:
         if self.is_new and self.group.is_main:
             self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._write_samples(draw()))
 
-    def report(self, step: int, result: Result, val_set: EvalSet, *, is_best: bool) -> None:
-        """Let the next save() write report.html: of this validation if it is the best, else with new curves.
-
-        Collective. result: from score(keep_pngs=True) after optimizer step `step`.
-        """
-        predictions = gather_predictions(result, self.group) if is_best else {}
-        if self.folder is None or not self.group.is_main:
-            return
-        cfg, path = self.cfg, self.folder / folder.REPORT
-        best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")
-
-        def write() -> None:
-            new = page(best, step, cfg, val_set, cfg.val_split, how, result, predictions) if is_best else None
-            if text := new or with_new_curves(path):
-                write_atomic(path, text)
-
-        self._report = lambda: self.extras.run(f"{path} (the report)", write, retry=True)
+    def write_with_next_save(self, part: str, write: Callable[[], object]) -> None:
+        """Let the next save() call write() first, on rank 0. An error there becomes a warning. part: its file."""
+        if self.group.is_main:
+            self._report = lambda: self.extras.run(part, write, retry=True)
 
     def _write_samples(self, picture: np.ndarray) -> None:
         assert self.folder is not None

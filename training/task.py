@@ -1,0 +1,33 @@
+"""--task test and predict: the command line of the program that does it."""
+
+import logging
+import os
+from pathlib import Path
+
+from flags import Config, program_words
+from support.launchers import rank_of
+from training.data import find_masks
+from training.record import folder
+from training.record.log import start_logging
+
+log = logging.getLogger("segtrain")
+
+
+def task_words(cfg: Config) -> list[str]:
+    """Return the command line of evaluate.py or predict.py for --task, by default with best.pt of the flags' run.
+
+    Log the notes on the flags. Raises UserError if there is no best.pt.
+    """
+    start_logging(cfg.log_level, is_main=rank_of(os.environ) in ("", "0"))
+    for note in cfg.notes:
+        if note.startswith("--"):  # the others are on flags of training in the file
+            log.info(note)
+    flags = dict(cfg.task_flags)
+    if "checkpoint" not in flags:
+        flags["checkpoint"] = str(folder.find_best(Path(cfg.logdir), cfg.name))
+    if cfg.task == "predict" and "input" not in flags:
+        flags["input"] = tuple(str(files["image"]) for files in find_masks(cfg, cfg.val_split).files)
+    if cfg.task == "predict" and "output" not in flags:
+        flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
+    log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
+    return program_words(cfg, flags)
