@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     start_logging("INFO", is_main=True)
     for note in notes:
         log.info(note)
-    with program.advice(str(device), "use --device cpu"):
+    with program.explain_errors(str(device), "use --device cpu"):
         export(flags, overrides, device)
 
 

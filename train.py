@@ -22,6 +22,7 @@ from support import program
 if __name__ == "__main__":
     program.check_command_line(parse_flags)  # --help and wrong flags answer here, before torch is imported
 
+import numpy as np
 import torch
 
 import utils
@@ -52,10 +53,6 @@ from training.settle import settle
 from training.state import TrainState
 from training.task import task_words
 
-MORE_MEMORY = (
-    "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
-    "--grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
-)
 NUM_EXAMPLES = 4  # pictures of each validation on the boards
 
 log = logging.getLogger("segtrain")
@@ -71,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_task(cfg)
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
-        with Run(group) as run, program.advice(str(group.device), MORE_MEMORY):
+        with Run(group) as run, program.explain_errors(str(group.device), messages.MORE_MEMORY):
             plan = settle(cfg, group)
             trainer = build(plan, group, run)
             del plan  # its weights are as large as the model and its momentum
@@ -139,7 +136,7 @@ class Trainer:
         try:
             while not schedule.is_over(state):
                 self.train_one_epoch()
-                self.finish_epoch()
+                self.close_epoch()
         except Stopped as stop:  # raised on all ranks at the same step
             run.save(state)
             run.writer.wait()
@@ -164,8 +161,8 @@ class Trainer:
             # Validate after the previous step only now: a run stopped during this validation repeats it when resumed.
             if schedule.validates_step(state):
                 self.average_batch_norm()
-                result, is_best = self.validate()
-                log.info(f"{title}, step {state.step}: {messages.score_text(result, is_best, state)}")
+                scores, is_best = self.validate()
+                log.info(f"{title}, step {state.step}: {messages.score_text(scores, is_best, state)}")
                 if is_best:
                     run.save(state, "best.pt")
                 if state.stops_early(cfg.patience):
@@ -196,7 +193,9 @@ class Trainer:
         # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
-            state.seed_forward(cfg.seed, ((number - 1) * group.world_size + group.rank) * cfg.batchsize, group.device)
+            # Dropout draws by the batch's place in the global batch: the same numbers on any number of ranks.
+            first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
+            state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 with autocast(cfg.amp, group.device):
@@ -213,7 +212,7 @@ class Trainer:
                 hits.append(count_hits(outputs["logits"], batch))
 
         # 3. Update the weights. The first step of this process also compares the ranks.
-        is_first = state.steps_here == 0
+        is_first = state.steps_since_start == 0
         if is_first:
             checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
@@ -225,8 +224,8 @@ class Trainer:
         if is_first:
             checks.check_weights(group, state.raw_model, buffers_averaged=False)
 
-    def finish_epoch(self) -> None:
-        """Validate if due, log the epoch's line, and save a checkpoint.
+    def close_epoch(self) -> None:
+        """After an epoch, or at --max_steps or --patience: validate if due, log a line, and save checkpoints.
 
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
@@ -234,18 +233,18 @@ class Trainer:
         self.average_batch_norm()
         if group.world_size > 1:
             log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
-        names, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
+        checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
         if self.schedule.validates_epoch(state):
-            result, is_best = self.validate()
-            line += f", {messages.score_text(result, is_best, state)}"
-            names += ["best.pt"] if is_best else []
-        if sampler.is_through(state.samples):  # and not at --max_steps
+            scores, is_best = self.validate()
+            line += f", {messages.score_text(scores, is_best, state)}"
+            checkpoints += ["best.pt"] if is_best else []
+        if sampler.is_epoch_done(state.samples):  # and not at --max_steps
             state.epoch, state.samples = state.epoch + 1, 0
             if self.schedule.saves_epoch(state):
-                names.append(f"epoch_{state.epoch:04d}.pt")
+                checkpoints.append(f"epoch_{state.epoch:04d}.pt")
         rate = run.metrics.pace.rate_text(sampler.global_batch, messages.loader_advice(self.train_loader))
         log.info(f"{line}, {run.metrics.pace.time_text()}{rate}")
-        run.save(state, *names)
+        run.save(state, *checkpoints)
 
     def average_batch_norm(self) -> None:
         """Average batch-norm statistics over ranks, then check that all ranks have equal weights. Collective."""
@@ -259,28 +258,29 @@ class Trainer:
         Log and return the scores, and whether they are the best so far: the next checkpoint then comes with a report of
         this validation. Raises Stopped if any rank got a signal.
         """
-        cfg, state, metrics, dataset = self.cfg, self.state, self.run.metrics, self.val_loader.dataset
-        torch.backends.cudnn.benchmark = False
+        cfg, group, run, state, dataset = self.cfg, self.group, self.run, self.state, self.val_loader.dataset
+        torch.backends.cudnn.benchmark = False  # images have many sizes: it would measure again for each
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
-        own, batches = self.val_loader.batch_sampler, metrics.validation(self.val_loader)
-        panels: list = []
+        own, batches = self.val_loader.batch_sampler, run.metrics.validation(self.val_loader)
+        with window_steps(predictor, own.sizes, own, "validation", group) as step:
+            options: dict = {"step": step, "keep_pngs": True, "keep_first": NUM_EXAMPLES}
+            result = score(predictor, batches, dataset.names, cfg.numclasses, group, **options)
 
-        def draw(*maps: torch.Tensor) -> None:
-            if self.group.is_main and len(panels) < NUM_EXAMPLES:
-                image, label, predicted = (values.cpu().numpy() for values in maps)
-                panels.append(panel(image, label, predicted, self.classes, cfg.background_class))
+        def draw() -> list[np.ndarray]:
+            return [
+                panel(image, label, predicted, self.classes, cfg.background_class)
+                for image, label, predicted in result.examples
+            ]
 
-        visit = self.run.extras.safe("pictures of the validation", draw)
-        with window_steps(predictor, own.sizes, own, "validation", self.group) as step:
-            options: dict = {"step": step, "keep_pngs": True, "visit": visit}
-            result = score(predictor, batches, dataset.names, cfg.numclasses, self.group, **options)
-        metrics.log_validation(state, result.scores, self.classes.names, panels)
-        is_best = state.note_score(result.scores["miou"])
-        predictions = gather_predictions(result, self.group) if is_best else {}
-        if self.run.folder:
-            path = self.run.folder / REPORT
+        panels = run.extras.run("pictures of the validation", draw) or []
+        run.metrics.log_validation(state, result.scores, self.classes.names, panels)
+        is_best = state.record_miou(result.scores["miou"])
+        # Only the best validation is worth the pictures of its predictions; the others add points to the curves.
+        predictions = gather_predictions(result, group) if is_best else {}
+        if run.folder:
+            path = run.folder / REPORT
             write = partial(report.update, path, state.step, cfg, dataset, result, predictions)
-            self.run.write_with_next_save(f"{path} (the report)", write)
+            run.write_with_next_save(f"{path} (the report)", write)
         return result.scores, is_best
 
 

@@ -78,7 +78,7 @@ def make_trainer(cfg: Config, group: Group) -> train.Trainer:
     run.metrics._bar = mock.MagicMock()
     sampler = SimpleNamespace(global_batch=cfg.batchsize * cfg.accum_steps * group.world_size)
     schedule = SimpleNamespace(lr=lambda state: cfg.lr, position=lambda state: 1.0, total_steps=1, sampler=sampler)
-    state.steps_here = 1  # a process's first step compares the ranks
+    state.steps_since_start = 1  # a process's first step compares the ranks
     state.model.train()
     parts: list = [cfg, group, run, state, criterion, schedule]
     return train.Trainer(*parts, train_loader=None, val_loader=None, classes=None)  # type: ignore[arg-type]

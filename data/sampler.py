@@ -62,7 +62,7 @@ class TrainSampler(DistributedSampler):
         self.steps_left = (len(self.dataset) - samples) // self.global_batch  # type: ignore[arg-type]
         self.num_samples = self.steps_left * self.global_batch // self.num_replicas  # for len()
 
-    def is_through(self, samples: int) -> bool:
+    def is_epoch_done(self, samples: int) -> bool:
         """Return True if fewer samples than one global batch are left after the first `samples` entries of an epoch."""
         return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
 

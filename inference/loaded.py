@@ -99,7 +99,7 @@ class LoadedModel:
         images = image if isinstance(image, list) else [image]
         pairs = ((item, pixels_of(item)) for item in images)
         results: list[Result] = []
-        with program.advice(str(self.device), "use load(..., window=465), or amp='bf16'"):
+        with program.explain_errors(str(self.device), "use load(..., window=465), or amp='bf16'"):
             for _, equal in groupby(pairs, key=lambda pair: pair[1].shape):
                 for batch in batched(equal, self.predictor.images_at_once):
                     pixels = torch.from_numpy(np.stack([values for _, values in batch])).to(self.device)

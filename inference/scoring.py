@@ -1,7 +1,7 @@
 """Predict every image of a split once, over all ranks, and count pixels."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,13 +24,14 @@ class Result:
 
     names: of all N images. confusion: metrics.confusion_matrix(), (C, C) int64. counts: metrics.class_counts() of each
     image, (N, 3, C) int64. These three are equal on every rank. pngs: predictions that this rank keeps, {image index:
-    bytes of a PNG}.
+    bytes of a PNG}. examples: image (H, W, 3), label and prediction (H, W) uint8 of the first images of this rank.
     """
 
     names: list[str]
     confusion: Tensor
     counts: np.ndarray
     pngs: dict[int, bytes] = field(default_factory=dict)
+    examples: list[tuple[np.ndarray, ...]] = field(default_factory=list)
 
     @functools.cached_property
     def scores(self) -> Scores:
@@ -56,19 +57,20 @@ def score(
     *,
     step: Step = no_step,
     keep_pngs: bool = False,
-    visit: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+    keep_first: int = 0,
 ) -> Result:
     """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
 
     names: of the images of all ranks. step: of window_steps(). keep_pngs: keep the predictions that images_to_show()
-    may choose. visit: called with image (H, W, 3), label and prediction (H, W) uint8 of each image that this rank
-    predicts. Raises Stopped on all ranks if one of them got a signal.
+    may choose. keep_first: number of this rank's first images to keep as examples. Raises Stopped on all ranks if one
+    of them got a signal.
     """
     confusion, counts = (
         torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
         for size in ((num_classes,), (len(names), 3))
     )
     pngs: dict[int, bytes] = {}
+    examples: list[tuple[np.ndarray, ...]] = []
     for batch in batches:
         if group.stop:
             break
@@ -81,8 +83,8 @@ def score(
             own = confusion_matrix(predicted, label, num_classes)
             confusion += own
             counts[index] = metrics.class_counts(own)
-            if visit:
-                visit(image, label, predicted)
+            if len(examples) < keep_first:
+                examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
         if keep_pngs:
             kept = sorted([*pngs, *batch.indices])  # an image not chosen among these is not chosen among all
             kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
@@ -90,7 +92,7 @@ def score(
             pngs |= {index: label_png(values.cpu().numpy()) for index, values in new.items()}
             pngs = {index: pngs[index] for index in kept}
     group.raise_if_stopped()
-    return Result(names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs)
+    return Result(names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs, examples)
 
 
 def images_to_show(counts: np.ndarray) -> list[int]:

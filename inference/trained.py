@@ -67,7 +67,7 @@ def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
 
 def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> int:
     """Join the process group of the flags and call work(group). Returns its status or 0; STOPPED after a signal."""
-    with process_group(**flags.group_options) as group, program.advice(str(group.device), OUT_OF_MEMORY_ADVICE):
+    with process_group(**flags.group_options) as group, program.explain_errors(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         for note in flags.notes:
             log.info(note)

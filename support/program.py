@@ -64,7 +64,7 @@ def check_command_line(read: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def advice(device: str, out_of_memory: str) -> Iterator[None]:
+def explain_errors(device: str, out_of_memory: str) -> Iterator[None]:
     """Turn out-of-memory, full-disk and killed-worker errors of the body into a UserError; other errors propagate.
 
     device: name of the device, for the message. out_of_memory: the remedy for lack of memory.

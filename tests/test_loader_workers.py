@@ -46,7 +46,7 @@ def test_a_batch_that_cannot_be_handed_over_ends_the_worker(tmp_path):
     """Python prints a traceback and drops the batch, for which the program then waited forever: /dev/shm was full."""
     done = subprocess.run(**program(tmp_path, "lost"), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "DataLoader worker" in done.stderr.splitlines()[-1]  # program.advice() then names /dev/shm
+    assert "DataLoader worker" in done.stderr.splitlines()[-1]  # program.explain_errors() then names /dev/shm
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -38,7 +38,7 @@ class TrainState:
     grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
     origin: dict[str, float] = field(default_factory=dict)  # Schedule.origin
     listing: str = ""  # digest of the training list
-    steps_here: int = 0  # optimizer steps that this process did
+    steps_since_start: int = 0  # optimizer steps that this process did
 
     @property
     def models(self) -> list[nn.Module]:
@@ -79,10 +79,10 @@ class TrainState:
         if self.ema is not None:
             self.ema.update(self.raw_model)
         self.step += 1
-        self.steps_here += 1
+        self.steps_since_start += 1
         self.samples += num_samples
 
-    def note_score(self, miou: float) -> bool:
+    def record_miou(self, miou: float) -> bool:
         """Record a validation's mIoU. Return whether the mIoU is above all earlier ones of the run."""
         is_best = miou > self.best_miou
         self.validated, self.best_miou = self.step, max(self.best_miou, miou)

@@ -22,6 +22,11 @@ from training.record.folder import REPORT
 from training.scores import Scores, table
 from training.state import TrainState
 
+MORE_MEMORY = (
+    "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
+    "--grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
+)
+
 log = logging.getLogger("segtrain")
 
 
