@@ -63,7 +63,7 @@ def loader_options(
         "num_workers": workers,
         "worker_init_fn": _start_worker,
         "pin_memory": device.type == "cuda" and pin_memory is not False,
-        "persistent_workers": workers > 0,
+        "persistent_workers": workers > 0,  # their start would cost seconds in each epoch
         "prefetch_factor": prefetch_factor if workers else None,
     }
 
