@@ -55,7 +55,7 @@ def loader_options(
     workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
     that share the cores of this machine. pin_memory: None or True pins memory on CUDA; a CPU has no use for it.
     """
-    if workers < 0:
+    if workers < 0:  # the processes of this machine share its cores, and each worker keeps one of them busy
         workers = min(4, max(1, num_cores() // processes_here))
     if not workers:
         keep_freed_memory()
@@ -63,7 +63,7 @@ def loader_options(
         "num_workers": workers,
         "worker_init_fn": _start_worker,
         "pin_memory": device.type == "cuda" and pin_memory is not False,
-        "persistent_workers": workers > 0,
+        "persistent_workers": workers > 0,  # their start would cost seconds in each epoch
         "prefetch_factor": prefetch_factor if workers else None,
     }
 

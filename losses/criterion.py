@@ -9,9 +9,9 @@ from torch import Tensor
 
 from losses.kernel_choice import find_kernel
 from losses.pixel_pass import CrossEntropy, PixelPass, add_gradient
-from losses.region_losses import region_sums
 from losses.terms import TERMS, CrossEntropyTerm, EntropyTerm, PixelTerm, RegionTerm, Settings
 from support.batch import Batch
+from support.labels import IGNORE
 
 
 class Criterion:
@@ -51,25 +51,22 @@ class Criterion:
         scales = {name: weight / safe[name] for name, weight in self._weights_at(progress).items()}
         outputs = outputs | {"logits": logits}
         # Autograd adds up the gradients of the logits in the order of these lines: another order would round otherwise.
-        sums = {term.name: term.sum(outputs, batch) for term in self._pixel_terms(batch, in_pass=False)}
-        pass_sums, gradient = self._pass_sums(logits, batch, scales)
-        sums |= pass_sums | self._region_sums(logits, batch)
+        pixel = [term for term in self.terms.values() if isinstance(term, PixelTerm)]
+        sums = {term.name: term.sum(outputs, batch) for term in pixel if not term.in_pass(batch)}
+        found, gradient = self._pass_sums([term for term in pixel if term.name not in sums], logits, batch, scales)
+        sums |= found | self._region_sums(logits, batch)
         sums |= {name: term.sum(outputs, batch) for name, term in self.terms.items() if name not in sums}
         parts = torch.stack([sums[name] / divisor for name, divisor in safe.items()])
         return add_gradient(self.total(parts, progress), logits, gradient), parts.detach()
 
-    def _pixel_terms(self, batch: Batch, *, in_pass: bool) -> list[PixelTerm]:
-        terms = [term for term in self.terms.values() if isinstance(term, PixelTerm)]
-        return [term for term in terms if term.in_pass(batch) == in_pass]
-
+    @staticmethod
     def _pass_sums(
-        self, logits: Tensor, batch: Batch, scales: dict[str, float]
+        terms: list[PixelTerm], logits: Tensor, batch: Batch, scales: dict[str, float]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return {name: sum} of the terms of the pass, detached, and the gradient of their scaled sums by the logits.
+        """Return {name: sum} of terms, detached, and the gradient of their scaled sums by the logits; None without one.
 
-        The gradient is for add_gradient(); None without such a term.
+        The gradient is for add_gradient().
         """
-        terms = self._pixel_terms(batch, in_pass=True)
         if not terms:
             return {}, None
         weights = {term.name: term.weights(batch, logits.dtype) for term in terms}
@@ -92,12 +89,26 @@ class Criterion:
     def _region_sums(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return {name: sum} of the terms by region, differentiable. They share the probabilities of all pixels."""
         # In the order of TERMS: autograd then rounds alike for ce+dice and dice+ce.
-        terms = [self.terms[name] for name in TERMS if name in self.terms]
-        losses = {term.name: term.image_sum for term in terms if isinstance(term, RegionTerm)}
-        if not losses:
+        terms = [term for name in TERMS if isinstance(term := self.terms.get(name), RegionTerm)]
+        if not terms:
             return {}
-        full = F.interpolate(logits, batch.image.shape[1:3], mode="bilinear", align_corners=True)
-        return region_sums(losses, full.softmax(1), batch.maps["label"], batch.counts["label"])
+        # One expression, so that the full-size logits are freed at once.
+        probs = F.interpolate(logits, batch.image.shape[1:3], mode="bilinear", align_corners=True).softmax(1)
+        # From the counts in CPU memory: to find the classes of a label on a GPU, the CPU would wait.
+        classes = [row.nonzero().flatten().tolist() for row in batch.counts["label"][:, :IGNORE]]
+        parts: dict[str, list[Tensor]] = {term.name: [] for term in terms}
+        # Use unbind: the backward pass of an index would fill a tensor of all classes for each index.
+        images = zip(probs.flatten(2).unbind(), batch.maps["label"].flatten(1), classes, strict=True)
+        for planes, values, present in images:
+            if present:
+                by_class = planes.unbind()
+                p = torch.stack([by_class[number] for number in present])
+                inside = torch.stack([values == number for number in present])
+                labelled = values != IGNORE
+                for term in terms:
+                    parts[term.name].append(term.image_sum(p, inside, labelled))
+        nothing = None if any(classes) else probs[:0].sum()  # 0 with a gradient: DDP waits for one
+        return {name: torch.stack(found).sum() if nothing is None else nothing for name, found in parts.items()}
 
     def _weights_at(self, progress: float) -> dict[str, float]:
         return {name: weight * self.terms[name].ramp(progress) for name, weight in self.weights.items()}

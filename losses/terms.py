@@ -1,7 +1,4 @@
-"""The terms of the training loss: each class has all that belongs to one term.
-
-Below, the sum of a term is over all pixels, or images, of a batch. 255 = ignore in labels.
-"""
+"""The terms of the training loss: each class has all that belongs to one term."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from losses.crf import crf_sum
-from losses.region_losses import dice_sum, lovasz_sum
 from losses.upsampling import sample
 from support.batch import Batch
 from support.labels import IGNORE
@@ -20,15 +16,11 @@ TERMS: dict[str, type["Term"]] = {}  # by name
 
 
 class Settings(NamedTuple):
-    """What terms are made from.
+    """What terms are made from."""
 
-    label_smooth: share of the target that all classes get alike. class_weights: one per class; None: all 1.
-    lorm_terms: LoRM's terms for each position of the foreground; 0 with --lorm_scope all (LoRMTerm).
-    """
-
-    label_smooth: float = 0.0
-    class_weights: Sequence[float] | None = None
-    lorm_terms: int = 0
+    label_smooth: float = 0.0  # of PseudoLabel
+    class_weights: Sequence[float] | None = None  # of Label; None: all 1
+    lorm_terms: int = 0  # LoRM's terms for each position of the foreground; 0: see LoRMTerm
 
 
 class Term:
@@ -46,7 +38,7 @@ class Term:
             TERMS[cls.name] = cls
 
     def __init__(self, settings: Settings):
-        pass
+        self.settings = settings
 
     def count(self, batch: Batch) -> float | Tensor:
         """Return the batch's part of what the sum is divided by. It depends on labels only, which are in CPU memory."""
@@ -93,12 +85,19 @@ class EntropyTerm(PixelTerm):
 
 
 class RegionTerm(Term):
-    """A sum over images and the classes in their labels, by losses.region_losses. Count: pairs of image and class."""
+    """A sum over images and the classes in their labels, which compares the class's region with its probabilities.
+
+    Count: pairs of image and class. An image is never split over ranks or micro-batches, so its sums add up.
+    """
 
     map = "label"
 
-    @staticmethod
-    def image_sum(p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
+    def image_sum(self, p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
+        """Return the sum over an image's P classes, a scalar.
+
+        p: (P, N), probabilities of P classes in N pixels. inside: (P, N) bool, g: whether the label is that class;
+        every class has at least one pixel. labelled: (N,) bool.
+        """
         raise NotImplementedError
 
     def count(self, batch: Batch) -> Tensor:
@@ -111,19 +110,18 @@ class Label(CrossEntropyTerm):
     name, map = "seg", "label"
 
     def __init__(self, settings: Settings):
-        self.weighted = settings.class_weights is not None
+        super().__init__(settings)
         self.weight_of = torch.ones(256, dtype=torch.float64)  # by label value
         self.weight_of[IGNORE] = 0
         if settings.class_weights is not None:
-            weights = torch.as_tensor(settings.class_weights, dtype=torch.float64)
-            self.weight_of[: len(weights)] = weights
+            self.weight_of[: len(settings.class_weights)] = torch.as_tensor(settings.class_weights, dtype=torch.float64)
         self._on_device = self.weight_of
 
     def count(self, batch: Batch) -> Tensor:
         return (batch.counts["label"].double() @ self.weight_of).sum()
 
     def weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        if not self.weighted:
+        if self.settings.class_weights is None:
             return super().weights(batch, dtype)
         label = batch.maps["label"]
         if (self._on_device.device, self._on_device.dtype) != (label.device, dtype):
@@ -144,17 +142,39 @@ class Label(CrossEntropyTerm):
 
 
 class Dice(RegionTerm):
-    """1 - soft Dice (arXiv:1606.04797)."""
+    """1 - soft Dice (arXiv:1606.04797): 1 - 2 sum(p g) / (sum(p) + sum(g))."""
 
     name = "seg_dice"
-    image_sum = staticmethod(dice_sum)
+
+    def image_sum(self, p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
+        both = (p * inside).sum(1)
+        return (1 - 2 * both / ((p * labelled).sum(1) + inside.sum(1))).sum()
 
 
 class Lovasz(RegionTerm):
-    """Lovasz-Softmax (arXiv:1705.08790)."""
+    """Lovasz-Softmax (arXiv:1705.08790): the Lovasz extension of 1 - IoU at the errors |g - p|.
+
+    Sort the errors in falling order. The extension is the sum of each error times the growth of 1 - IoU when its pixel
+    becomes wrong after all pixels before it.
+    """
 
     name = "seg_lovasz"
-    image_sum = staticmethod(lovasz_sum)
+
+    def image_sum(self, p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
+        errors = torch.where(inside, 1 - p, p)
+        with torch.no_grad():
+            # Ignored pixels come last: all pixels of the class are missed by then, so they add 0.
+            order = errors.masked_fill(~labelled, -1.0).sort(dim=1, descending=True, stable=True).indices
+            missed = inside.gather(1, order)
+            size = inside.sum(1, keepdim=True)
+            num_missed = missed.cumsum(1, dtype=torch.int32)  # --deterministic refuses it for floats
+            rank = torch.arange(1, p.shape[1] + 1, device=p.device)
+            union = (size + rank - num_missed).to(p.dtype)
+            # 1 - I / U grows by 1 / U when a pixel of the class is missed, and by I / (U - 1) - I / U when a pixel of
+            # another class joins the union. Closed forms, because the difference would lose digits.
+            grows = torch.where(missed, 1 / union, (size - num_missed) / (union * (union - 1)))
+            slope = torch.empty_like(p).scatter_(1, order, grows)
+        return (errors * slope).sum()
 
 
 class PseudoLabel(CrossEntropyTerm):
@@ -163,6 +183,7 @@ class PseudoLabel(CrossEntropyTerm):
     name, map = "pseudo", "pseudo"
 
     def __init__(self, settings: Settings):
+        super().__init__(settings)
         self.smooth = settings.label_smooth
 
     def count(self, batch: Batch) -> Tensor:
@@ -172,18 +193,14 @@ class PseudoLabel(CrossEntropyTerm):
 class LoRMTerm(Term):
     """The sum that the model's LoRM outputs. Count: the terms of that sum.
 
-    With --lorm_scope all, the number of terms depends on the features. The outputs then have it as "lorm_terms", and
-    the count here is 0.
+    With --lorm_scope all, it depends on the features: the outputs have it as "lorm_terms", and the count here is 0.
     """
 
     name, map = "lorm", "pseudo"
 
-    def __init__(self, settings: Settings):
-        self.terms = settings.lorm_terms
-
     def count(self, batch: Batch) -> float:
         assert batch.foreground is not None
-        return self.terms * sum(batch.foreground.counts)
+        return self.settings.lorm_terms * sum(batch.foreground.counts)
 
     def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
         total = outputs["lorm"]

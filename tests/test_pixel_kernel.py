@@ -48,7 +48,7 @@ def random_label(shape: tuple[int, ...], num_classes: int, seed: int) -> torch.T
 
 
 @interpreted
-@pytest.mark.parametrize("terms", ["label, pseudo, entropy", "label", "entropy"])
+@pytest.mark.parametrize("terms", ["label, pseudo, entropy", "label", "entropy", "label, pseudo, third"])
 @pytest.mark.parametrize(
     ("num_classes", "low", "size"), [(5, (2, 3), (4, 7)), (3, (1, 1), (2, 3)), (40, (2, 2), (2, 67))]
 )
@@ -58,7 +58,7 @@ def test_kernel_equals_the_bands(kernel, num_classes, low, size, terms):
     logits = 4 * torch.randn(1, num_classes, *low, generator=generator)
     slope = torch.rand(1, *size, generator=generator)
     targets = []
-    for seed, (name, smooth) in enumerate((("label", 0.0), ("pseudo", 0.1))):
+    for seed, (name, smooth) in enumerate((("label", 0.0), ("pseudo", 0.1), ("third", 0.2))):
         if name in terms:
             label = random_label((1, *size), num_classes, seed)
             targets.append(CrossEntropy(label, slope * (label != 255), smooth))

@@ -130,15 +130,15 @@ def test_distance_maps_stored_and_computed_give_the_same_batch(demo_root, tmp_pa
     assert all(values.unique().numel() > 10 for values in (ours.distance_s, ours.distance_c))
 
 
-def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+def tensors(batch: Batch) -> list[torch.Tensor]:
     """All tensors of a batch with four maps and a foreground, but its counts."""
-    assert len(batch.maps) == len(batch.counts) == 4
-    return {"image": batch.image, **batch.maps, "positions": batch.foreground.positions}
+    assert list(batch.maps) == list(batch.counts) == ["label", "pseudo", "distance_s", "distance_c"]
+    return [batch.image, *batch.maps.values(), batch.foreground.positions]
 
 
 def assert_same(ours: Batch, theirs: Batch) -> None:
-    assert all(torch.equal(values, tensors(theirs)[name]) for name, values in tensors(ours).items())
-    assert all(torch.equal(values, theirs.counts[name]) for name, values in ours.counts.items())
+    pairs = zip([*tensors(ours), *ours.counts.values()], [*tensors(theirs), *theirs.counts.values()], strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
     assert ours.foreground.counts == theirs.foreground.counts
 
 
@@ -150,7 +150,7 @@ def test_batches_are_the_same_from_workers_and_come_in_shared_memory(demo_root, 
     loader.multiprocessing_context = start
     for ours, theirs in zip(alone, loader, strict=True):
         assert_same(ours, theirs)
-        assert all(values.is_shared() for values in tensors(theirs).values())
+        assert all(values.is_shared() for values in tensors(theirs))
 
 
 def test_c3_only_the_counts_of_a_batch_stay_in_cpu_memory(demo_root, monkeypatch):
@@ -158,7 +158,7 @@ def test_c3_only_the_counts_of_a_batch_stay_in_cpu_memory(demo_root, monkeypatch
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: values.to("meta"))
     batch = dataclasses.replace(batch, points=torch.zeros(1))
     for moved in (batch.to(torch.device("meta")), pin_memory(batch)):  # the latter is what a DataLoader calls
-        assert all(values.is_meta for values in (*tensors(moved).values(), moved.points))
+        assert all(values.is_meta for values in (*tensors(moved), moved.points))
         assert moved.counts is batch.counts
         assert moved.foreground.counts == batch.foreground.counts
 
