@@ -75,10 +75,13 @@ def list_folder(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] |
     return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
 
 
-def left_out(folder: Path) -> dict[str, str]:
-    """Return {path: what is left out of a folder of images}: pictures that are not read, and links as in walk()."""
+def left_out(folder: Path, suffix: str = ".jpg") -> dict[str, str]:
+    """Return {path: what is left out of a folder}: files of formats that are not read, and links as in walk().
+
+    suffix: of the format to convert them to.
+    """
     links: dict[str, str] = {}
     paths = [path for found in list_folder(folder, UNREAD, links).values() for path in found]
-    kinds = [f"{number} {suffix}" for suffix, number in sorted(Counter(path.suffix.lower() for path in paths).items())]
+    kinds = [f"{number} {kind}" for kind, number in sorted(Counter(path.suffix.lower() for path in paths).items())]
     lines = {link: f"not followed: it links to its parent folder {target}" for link, target in links.items()}
-    return lines | ({str(folder): f"left out, convert them to .jpg: {', '.join(kinds)}"} if kinds else {})
+    return lines | ({str(folder): f"left out, convert them to {suffix}: {', '.join(kinds)}"} if kinds else {})

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.folders import Files, list_folder
+from data.folders import Files, left_out, list_folder
 from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
-from data.plain import find_plain
-from support import shell
+from data.plain import find_flags, find_plain
 from support.errors import UserError
 
 LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
@@ -24,6 +23,7 @@ PSEUDO = "bmp_pseudolabel"
 # An image and its mask in a list: "," or ";" or a tab between them, or spaces if the second one is in a folder.
 _FILE = r"\.(?:jpe?g|png|bmp|tiff?|webp)"
 _PAIR = re.compile(rf"(.+?{_FILE})(?:\s*[,;\t]\s*|\s+(?=\S*/))(.+{_FILE})", re.IGNORECASE)
+ITSELF = "is the image and its label at once: name the ending of label files with --label_suffix"
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
 
 
@@ -96,8 +96,9 @@ def find_split(
         return Split(folders, read_list(list_file, place.images.name), list_file, endings)
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
-        command = shell.python_command("-m", "tools.check", root)
-        raise UserError(f"{list_file}: no such list; for the flags that read this folder: {command}")
+        others = " and ".join(sorted(path.stem for path in list_file.parent.glob("*.txt"))[:8])
+        remedy = f", but {others}: choose with --train_split or --val_split" if others else find_flags(root)
+        raise UserError(f"{list_file}: no such list{remedy}")
     defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
     folders = {"image": first_folder(root, image_path, "JPEGImages")}
     folders |= {kind: first_folder(root, path, *defaults.get(kind, (kind,))) for kind, path in maps.items()}
@@ -195,6 +196,12 @@ def match_files(
     return [(name, {kind: files.get(name, []) for kind, files in present.items()}) for name in names]
 
 
+def in_images(split: Split) -> set[str]:
+    """Return the maps whose folder is that of the images, where an image must not be taken for its own label."""
+    images = split.folders["image"].resolve()
+    return {kind for kind, folder in split.folders.items() if kind != "image" and folder.resolve() == images}
+
+
 def select(files: Files, ending: str) -> Files:
     """Return the files whose names end with `ending`, by the name without it."""
     if not ending:
@@ -223,8 +230,11 @@ def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
                 f"{folder}: no such folder (for the {kind} files): create it, or set its flag, as --val_path"
             )
     names, paired = [], []
+    shared = in_images(split)
     for name, found in match_files(split):
         for kind, files in found.items():
+            if kind in shared and files and files[0].name == found["image"][0].name:
+                raise UserError(f"{files[0]}: {ITSELF}: choose their folder with --train_path or --val_path")
             if not files:
                 raise UserError(_describe_missing(split, name, kind, found["image"]))
             if len(files) > 1:
@@ -244,7 +254,8 @@ def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) ->
         how = f"looked for {', '.join(IMAGE_SUFFIXES)}); a line is the name of an image there, or IMAGE,MASK"
         return f"{split.list_file}: {file!r}: no such image in {folder} ({how}"
     away = f"remove its line from {split.list_file}" if split.list_file else "move the image away"
+    unread = "".join(f"; {where}: {note}" for where, note in left_out(folder, ".png").items())
     return (
         f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
-        f"the mask, or {away}; if mask names have an ending of their own, such as _mask, use --label_suffix"
+        f"the mask, or {away}; if mask names have an ending of their own, such as _mask, use --label_suffix{unread}"
     )

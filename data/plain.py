@@ -43,8 +43,13 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
     raise UserError(
         f"{root}: no split {split!r}: looked for the {' and the '.join(places)}; make a folder of that name in "
         f"{images} and another for the masks, or lists with python -m tools.split, or name the split with "
-        f"--train_split or --val_split; to find the flags: {shell.python_command('-m', 'tools.check', root)}"
+        f"--train_split or --val_split{find_flags(root)}"
     )
+
+
+def find_flags(root: Path) -> str:
+    """Return the end of a message: the command that finds the flags which read the folder `root`."""
+    return f"; to find the flags: {shell.python_command('-m', 'tools.check', root)}"
 
 
 def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Place]:

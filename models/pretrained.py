@@ -4,6 +4,7 @@ import errno
 import logging
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,7 @@ TORCHVISION_PARTS |= {f"{TORCHVISION_ASPP}4.": "head.aspp.global_avg_pool."}
 TORCHVISION_PARTS |= {"classifier.0.project.0.": "head.aspp.conv1.", "classifier.0.project.1.": "head.aspp.bn1."}
 TORCHVISION_PARTS |= {"classifier.1.": "head.classifier.2.0.", "classifier.2.": "head.classifier.2.1."}
 TORCHVISION_PARTS |= {"classifier.4.": "head.classifier.3."}
+WRAPPERS = ("module", "_orig_mod", "model")  # of DistributedDataParallel, torch.compile and most of Lightning's users
 AUXILIARY = "aux_classifier."  # torchvision's second head, which only helps to train
 RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
 # {(the last block of a ResNet's layer3, whether blocks have three convolutions): --layers}
@@ -97,8 +99,9 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
     depth = _depth(start.state_dict) or layers
     advice = f"use --layers {depth}" if depth != layers else f"check --backbone and --layers {layers}"
+    such = f" (the file's names are such as {next(iter(start.state_dict))})" if start.state_dict else ""
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
-        raise UserError(f"--pretrained {start.source}: none of its backbone's weights fits: {advice}")
+        raise UserError(f"--pretrained {start.source}: none of its backbone's weights fits: {advice}{such}")
     if odd := sum(name.startswith("backbone.") for name in (*missing, *unused)):
         problem = f"{odd} backbone weights are missing, of other shapes or not used"
         log.warning(f"--pretrained {start.source} does not fit --layers {layers} ({problem}): {advice}")
@@ -116,7 +119,7 @@ def _depth(state_dict: dict[str, Tensor]) -> int | None:
 
 def released_type(state_dict: dict[str, Tensor]) -> str | None:
     """Return the --model_type of a file that CDSP or torchvision released, from its weight names; None for others."""
-    names = [name.removeprefix("module.") for name in state_dict]
+    names = list(state_dict)
     if any(name.startswith(TORCHVISION_ASPP) for name in names):
         return TORCHVISION_TYPE
     if not any(name.startswith(CDSP_HEADS) for name in names):
@@ -146,11 +149,25 @@ def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
     """
     parts = [content.get(name) for name in (["ema"] if averaged else []) + ["model", "state_dict"]]
     weights = next((part for part in parts if isinstance(part, dict)), content)
-    return {name: value for name, value in weights.items() if isinstance(value, Tensor) and isinstance(name, str)}
+    found = {name: value for name, value in weights.items() if isinstance(value, Tensor) and isinstance(name, str)}
+    return found if "config" in content else unwrapped(found)  # a file of ours has the model's own names
+
+
+def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights without the names of the modules around the model, such as `model.` of Lightning, before theirs.
+
+    These are WRAPPERS, and any other name that most weights begin with and that a part of a model of ours follows.
+    """
+    first, number = Counter(name.partition(".")[0] for name in weights).most_common(1)[0] if weights else ("", 0)
+    inner = re.compile(rf"{re.escape(first)}\.(\w+\.)*(backbone|layer4)\.")
+    is_wrapper = first in WRAPPERS or any(map(inner.match, weights))
+    if first == "backbone" or not is_wrapper or 2 * number < len(weights):
+        return weights
+    return unwrapped({name.removeprefix(f"{first}."): value for name, value in weights.items()})
 
 
 def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, list[str], list[str]]:
-    """Copy all weights with a matching name and shape into the model; a leading `module.` is dropped from names.
+    """Copy all weights with a matching name and shape into the model.
 
     No integer is copied to a float. Return (number copied, the model's names without a value, the file's unused names).
     torchvision's classifier (fc.*) and auxiliary classifier do not count as unused.
@@ -158,7 +175,7 @@ def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, 
     ours = model.state_dict()
     released = released_type(state_dict)
     prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released, CDSP_PARTS)
-    renamed = {_our_name(name.removeprefix("module."), prefixes): value for name, value in state_dict.items()}
+    renamed = {_our_name(name, prefixes): value for name, value in state_dict.items()}
     shared = {name: value for name, value in renamed.items() if name in ours and ours[name].shape == value.shape}
     fitting = {
         name: value for name, value in shared.items() if value.is_floating_point() == ours[name].is_floating_point()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.pretrained import StartWeights, remedy, weights_in
+from models.pretrained import StartWeights, remedy, unwrapped, weights_in
 from models.timm_backbone import TimmBackbone, create
 from support.errors import UserError
 
@@ -35,7 +35,7 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
         )
     else:
         content = _read(Path(pretrained), read)
-        if any(name.removeprefix("module.").startswith(OURS) for name in content):
+        if any(name.startswith(OURS) for name in content):
             return StartWeights(source, content)
         content = _renamed(content, backbone.body)
     options: dict[str, Any] = {"pretrained": True}
@@ -74,7 +74,7 @@ def _read(path: Path, read: Callable[[Path], dict]) -> dict[str, Tensor]:
     import safetensors.torch  # timm needs the package, segtrain does not
 
     try:
-        return safetensors.torch.load_file(path)
+        return unwrapped(safetensors.torch.load_file(path))
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"--pretrained {path}: not a whole safetensors file ({error})") from None
 
@@ -82,7 +82,6 @@ def _read(path: Path, read: Callable[[Path], dict]) -> dict[str, Tensor]:
 def _renamed(content: Mapping[str, Tensor], body: nn.Module) -> dict[str, Tensor]:
     """Return the content under the names of `body` if no name of it is known but all shapes agree in order."""
     names = body.state_dict()
-    content = {name.removeprefix("module."): value for name, value in content.items()}
     if any(name in names for name in content):
         return dict(content)
     pairs = list(zip(names.items(), content.values(), strict=False))

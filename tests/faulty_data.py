@@ -72,6 +72,9 @@ def draw_faulty(root: Path) -> Path:
     for name, kind in (("cut_image", "image"), ("cut_label", "mask")):
         drawn.pair(f"train/{name}")
         cut(drawn.root / drawn.folders[kind] / f"train/{name}.png")
+    drawn.pair("train/deep_label")
+    cv2.imwrite(str(drawn.root / "masks/train/deep_label.png"), np.ones((HEIGHT, WIDTH, 3), np.uint16))
+    drawn.put("mask", "train/no_label.gif", label(0, 1, 2))
     drawn.pair("train/size", mask=label(0, 1, 2, width=WIDTH - 1))
     drawn.pair("train/rotated", **turned("rotated", 6))
     drawn.pair("train/deep", picture("deep")[..., 0].astype(np.uint16) * 200)
@@ -111,7 +114,7 @@ FAULTY = {
     "image-without-label": ["images/train/no_label.png"],
     "two-files-of-one-name": ["images/train/twice.jpg"],
     "image-unreadable": ["images/train/cut_image.png", "images/train/deep.png"],
-    "label-unreadable": ["masks/train/cut_label.png"],
+    "label-unreadable": ["masks/train/cut_label.png", "masks/train/deep_label.png"],
     "size-mismatch": ["masks/train/rotated.png", "masks/train/size.png"],
     "mask-colour": ["masks/train/colour.png"],
     "mask-mode": ["masks/train/mode.png"],
@@ -121,7 +124,7 @@ FAULTY = {
     "duplicate-across-splits": ["images/train/leak.png"],
     "image-damaged": ["images/train/hurt.jpg"],
     "image-frames": ["images/train/pages.tif"],
-    "left-out": ["images/train/loop", "images/train"],
+    "left-out": ["images/train/loop", "images/train", "masks/train"],
     "exif-turns-one": ["masks/train/upside_down.png"],
     "mask-smoothed": ["masks/train/smooth.png"],
     "class-absent": ["class 3"],

@@ -95,7 +95,8 @@ def test_weights_from_files_of_timm_and_of_ours(tmp_path):
     content = network.state_dict()
     plain = TimmBackbone("test_efficientnet")
     first = content["conv_stem.weight"]
-    for source in (content, {"state_dict": {f"module.{name}": value for name, value in content.items()}}):
+    for prefix in ("", "module.", "model._orig_mod."):
+        source = {"state_dict": {prefix + name: value for name, value in content.items()}}
         start = read_timm_weights(plain, saved(tmp_path, source), checkpoint.read)
         assert torch.equal(start.state_dict["backbone.body.conv_stem.weight"], first)
     renamed = {f"_layer{number}": value for number, value in enumerate(content.values())}

@@ -151,6 +151,23 @@ def test_what_is_no_data_set_is_said_so(tmp_path):
         main([str(tmp_path), "--numclasses", "1"])
 
 
+def test_an_image_is_not_checked_as_its_own_label(tmp_path):
+    for split in ("train", "val"):
+        Drawn(tmp_path, image="").put("image", f"{split}/a.png", label(0, 1, 2))
+    paths = Paths(image_path=".", train_path=".", val_path=".")
+    assert found(tmp_path, dataset="Folder", paths=paths)["image-without-label"] == ["train/a.png", "val/a.png"]
+
+
+def test_annotations_in_csv_are_named(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "train.csv").write_text("ImageId,EncodedPixels\na.jpg,10 5\n")
+    with pytest.raises(UserError, match=r"train\.csv: annotations in CSV are not read: write them as COCO's JSON"):
+        check(tmp_path)
+    (tmp_path / "train.csv").write_text("name,r,g,b\nroad,1,2,3\n")  # the classes of an export
+    with pytest.raises(UserError, match="no data set"):
+        check(tmp_path)
+
+
 def test_numbers_of_the_summary(clean):
     summary, _ = check(clean, paths=Paths(val_path="masks"))
     assert summary.images == {"train": 3, "val": 1}

@@ -181,7 +181,7 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
 def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
     folder = demo_run(name="x")
     holder = (
-        "import sys; from pathlib import Path; from runs import folder as run_folder; "
+        "import sys; from pathlib import Path; from training.record import folder as run_folder; "
         f"log = run_folder.open_log(Path({str(folder)!r})); print('held', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

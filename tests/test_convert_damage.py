@@ -67,6 +67,15 @@ def save(path: str, pixels: np.ndarray) -> Callable[[Path], None]:
     return lambda root: Image.fromarray(pixels).save(root / path)
 
 
+def swap_sides(root: Path, turn: int) -> None:
+    """Swap the sides of an image in COCO's file, or those of the image by the EXIF orientation `turn`."""
+    exif, path = Image.Exif(), next(root.rglob("bad.*"))
+    exif[0x0112] = turn
+    Image.open(path).save(path, exif=exif)
+    for key, value in (("width", 24), ("height", 32)) if turn == 1 else ():
+        put(C, value, "images", 0, key)(root)
+
+
 def embed(data: bytes) -> Callable[[Path], None]:
     """A damage: the image is in LabelMe's file only."""
     return lambda root: (remove("bad.png")(root), put("bad.json", base64.b64encode(data).decode(), "imageData")(root))
@@ -120,6 +129,8 @@ COCO = [
     (put(C, "12~~", *CUT, "counts"), "no character of COCO's compressed RLE", "skip"),
     (put(C, "1o", *CUT, "counts"), "is cut off", "skip"),
     (put(C, 101, "images", 0, "id"), "id 101 occurs twice in 'images'", "stop"),
+    (lambda root: swap_sides(root, 1), "annotated as 24x32 .* has 32x24 .width and height are swapped", "skip"),
+    (lambda root: swap_sides(root, 6), "annotated as 32x24 .* has 24x32 .EXIF turns the image", "skip"),
     (put(C, "x", "images", 0), r"images\[0\]: 'id' is missing or invalid", "lost"),
     (put(C, [], "annotations"), "'annotations' is empty, so no object is labelled", "stop"),  # D11
     # Their sum is 768 in int64, by overflow.

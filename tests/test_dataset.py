@@ -182,15 +182,38 @@ def test_images_of_more_than_8_bits_or_4_channels_are_refused(tmp_path):
     with pytest.raises(UserError, match="8-bit"):
         read_distance(deep)
     cv2.imwrite(str(tmp_path / "colour.png"), np.full((2, 2, 3), 1000, np.uint16))
-    with pytest.raises(UserError, match=r"colour\.png: has several channels of 16 bits"):
+    with pytest.raises(UserError, match=r"colour\.png: 3 channels of 16 bits: save class numbers"):
         read_label(tmp_path / "colour.png", 5)  # PIL would keep the upper 8 bits: class 3
-    files = {deep: "more than 8 bits a channel", tmp_path / "colour.png": "more than 8 bits a channel"}
-    for channels, kind, message in ((3, "u2", "more than 8 bits"), (5, "u1", "5 channels"), (3, "f4", "3 .*32 bits")):
+    files = {deep: "more than 8 bits a channel", tmp_path / "colour.png": "3 channels of 16 bits"}
+    for channels, kind, message in ((3, "u2", "3 .*16 bits"), (5, "u1", "5 channels"), (3, "f4", "3 .*32 bits")):
         files[write_tiff(tmp_path / f"{channels}{kind}.tif", np.ones((4, 6, channels), kind))] = message
     for path, message in files.items():
         for read in (read_image, image_size):
             with pytest.raises(UserError, match=rf"{path.name}: (?=.*{message}).* 8-bit RGB"):
                 read(path)
+
+
+# Tags of TIFF: 262: 1 = grey; 284: 2 = channels one after the other; 338: 0 = a channel that is no colour.
+@pytest.mark.parametrize(
+    ("channels", "kind", "others", "found"),
+    [
+        (3, "u2", {284: 2}, "3 channels of 16 bits:"),  # PIL: noise
+        (2, "u1", {262: 1, 338: (0,)}, "2 channels of 8 bits:"),  # PIL: the first one
+        (9, "u1", {262: 1, 338: (0,) * 8}, "9 channel.* of 8 bits, of a kind"),  # PIL: cannot open it, and logs a line
+    ],
+)
+def test_tiff_files_of_which_pil_reads_a_part_are_refused(tmp_path, channels, kind, others, found, capfd):
+    """A mask with a channel for each class was read as the first channel, and planar colours of 16 bits as noise."""
+    path = write_tiff(tmp_path / "a.tif", np.eye(channels, dtype=kind)[np.arange(24).reshape(4, 6) % channels], others)
+    for read, needed in ((read_image, "images must be 8-bit RGB"), (lambda path: read_label(path, 9), "save class")):
+        with pytest.raises(UserError, match=rf"a\.tif: {found}.* {needed}"):
+            read(path)
+    assert capfd.readouterr().err == ""
+
+
+def test_channels_beside_a_tiff_files_colours_are_no_reason_to_refuse_it(tmp_path):
+    values = np.arange(96, dtype="u1").reshape(4, 6, 4)  # the fourth channel may be infrared
+    np.testing.assert_array_equal(read_image(write_tiff(tmp_path / "a.tif", values)), values[..., :3])
 
 
 def test_d17_missing_file_is_named_at_once(folders):

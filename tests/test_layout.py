@@ -131,6 +131,7 @@ def test_d9_names_that_are_not_utf8_make_lists_and_digests(tmp_path):
         (["images/train/b.jpg"], r"train/b\.jpg: an image without a mask: expected .*masks/train/b\.png"),
         (["images/train/b.jpg", "masks/train/b.jpeg"], r"masks/train/b\.jpeg: JPEG compression .*save the mask as PNG"),
         (["images/train/a.png"], r"train/a\.jpg and a\.png: two files of one name"),
+        (["images/train/b.jpg", "masks/train/b.gif"], r"b\.jpg: an image without .* convert them to \.png: 1 \.gif"),
         (["masks/train/a.tif"], r"train/a\.png and a\.tif: two files of one name"),
         (["train.txt"], r"images/train and .*train\.txt: both would be the split 'train'"),
     ],
@@ -172,8 +173,28 @@ def test_masks_of_three_equal_channels_are_read_and_jpegs_of_another_name_refuse
 def test_plain_folders_taken_for_another_layout_are_recognised(tmp_path):
     for folder in ("images", "masks"):
         (tmp_path / folder / "train").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"train\.txt: no such list; for the flags .*tools.check"):
+    with pytest.raises(UserError, match=r"train\.txt: no such list; to find the flags.*tools.check"):
         find_split(tmp_path, "ScribbleOnly", "train", {"label": ""})
+
+
+def test_lists_of_other_names_are_named(tmp_path):
+    for name in ("val", "train_aug"):
+        write_atomic(tmp_path / f"ImageSets/Segmentation/{name}.txt", "a", parents=True)
+    with pytest.raises(UserError, match=r"train\.txt: no such list, but train_aug and val: choose .*--train_split"):
+        find_split(tmp_path, "Dense", "train", {"label": ""})
+
+
+def test_an_image_is_not_its_own_label(tmp_path):
+    put(tmp_path / "train/a.jpg")
+    (tmp_path / "link").symlink_to(tmp_path / "train")
+    split = find_split(tmp_path, "Folder", "train", {"label": "."}, image_path=".")
+    for folder in ("train", "link"):
+        split.folders["label"] = tmp_path / folder
+        with pytest.raises(UserError, match=r"a\.jpg: is the image and its label at once: .*--label_suffix"):
+            pair_files(split)
+    put(tmp_path / "train/a_mask.png")
+    split = find_split(tmp_path, "Folder", "train", {"label": "."}, image_path=".", label_suffix="_mask")
+    assert pair_files(split)[1][0]["label"].name == "a_mask.png"
 
 
 @pytest.mark.parametrize(

@@ -187,3 +187,7 @@ def test_compressed_records_are_refused_before_they_take_memory(tmp_path):
     assert (tmp_path / "a.pt").stat().st_size < 2**14
     with pytest.raises(UserError, match=r"a\.pt: has compressed records or a bytearray"):
         checkpoint.read(tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "b.pt", "w") as script:  # as torch.jit.save() names its records
+        script.writestr("b/constants.pkl", b"")
+    with pytest.raises(UserError, match=r"b\.pt: a TorchScript file"):
+        checkpoint.read(tmp_path / "b.pt")

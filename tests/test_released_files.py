@@ -14,7 +14,7 @@ from torch import Tensor
 
 import models
 from inference.trained import TrainedModel
-from models.pretrained import load_weights, needs_stride_in_1x1, released_type
+from models.pretrained import load_weights, needs_stride_in_1x1, released_type, weights_in
 from support.errors import UserError
 
 CPU = torch.device("cpu")
@@ -61,6 +61,15 @@ def test_b5_no_file_of_ours_or_torchvisions_is_taken_for_a_released_one():
         assert not needs_stride_in_1x1(model.state_dict(), "x", "res50_ASPP")
     assert released_type(deeplab) == "deeplabv3_torchvision"
     assert not needs_stride_in_1x1(deeplab, "x", "deeplabv3_torchvision")
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "model.module.", "_orig_mod.", "net.segmenter."])
+def test_names_of_the_modules_around_a_model_are_dropped(prefix):
+    """Lightning saves the names of the attributes in which it has the model, and those of its loss."""
+    names = ["backbone.layer4.0.conv1.weight", "backbone.layer4.0.bn1.weight", "head.classifier.weight"]
+    wrapped = dict.fromkeys((*(prefix + name for name in names), "criterion.weight"), torch.zeros(1))
+    assert list(weights_in({"state_dict": wrapped})) == [*names, "criterion.weight"]
+    assert list(weights_in({"model": wrapped, "config": {}})) == list(wrapped)  # a run's names are the model's own
 
 
 def test_b7_another_model_type_is_refused_and_the_right_one_named(tmp_path):

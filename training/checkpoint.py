@@ -229,10 +229,11 @@ def read(path: Path) -> dict:
 
 def _check_archive(path: Path, data: io.BytesIO) -> None:
     """Raise UserError if records are compressed or overlap, as they could fill the memory; DamagedError as read()."""
-    is_plain, is_intact = True, step_of(path) is None
+    is_plain, is_intact, is_script = True, step_of(path) is None, False
     try:
         with zipfile.ZipFile(data) as archive:
             records = archive.infolist()
+            is_script = any(record.filename.endswith("/constants.pkl") for record in records)
             is_plain = sum(record.file_size for record in records) <= data.getbuffer().nbytes
             is_plain = is_plain and not any(record.compress_type for record in records)
             pickles = [archive.read(record) for record in records if is_plain and record.filename.endswith("data.pkl")]
@@ -243,6 +244,8 @@ def _check_archive(path: Path, data: io.BytesIO) -> None:
     except Exception:  # zipfile has no common class for what it raises on damaged archives
         pass
     data.seek(0)
+    if is_script:
+        raise UserError(f"{path}: a TorchScript file, which holds code: give the checkpoint that it was made from")
     if not is_plain:
         raise UserError(
             f"{path}: has compressed records or a bytearray, which may fill memory: save it by torch.save()"

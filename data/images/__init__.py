@@ -37,7 +37,7 @@ def decode(path: Path, convert: Callable = lambda image: image, *, lossless: boo
     PIL, unlike OpenCV, refuses truncated files and keeps palette indices. Raises UserError if the file cannot be
     decoded, has several frames or, if `lossless`, a codec that can change values.
     """
-    with files.opened(path) as image:
+    with files.opened(path, files.MASK) as image:
         files.check_mask(path, image, lossless=lossless)
         if files.is_signed_8_bit(image):
             raise UserError(f"{path}: has signed values: save it with 8 unsigned bits")
@@ -126,12 +126,20 @@ def _check_8_bits(path: Path, image: Image.Image) -> None:
 
     Of more than four channels PIL leaves out the rest.
     """
-    channels = getattr(image, "tag_v2", {}).get(files.CHANNELS, 1)
-    is_signed = files.is_signed_8_bit(image)
-    if image.mode.startswith(("I", "F")) or files.is_colour_of_16_bits(image) or channels > 4 or is_signed:
+    channels, is_signed = files.num_channels(image), files.is_signed_8_bit(image)
+    if image.mode.startswith(("I", "F")) or channels > 4 or is_signed:
         found = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
         found = f"{channels} channels" if channels > 4 else found
-        raise UserError(f"{path}: {found}: images must be 8-bit RGB: convert it")
+        raise UserError(f"{path}: {found}: {files.IMAGE}")
+
+
+def label_values(image: Image.Image) -> tuple[np.ndarray, str]:
+    """Return the values of an opened label as files.stored_values() does, and their mode: RGB of greys alone is "L"."""
+    mode, channels = image.mode, files.num_channels(image)  # turning the image upright drops its tags
+    values = files.stored_values(image)
+    if mode == "RGB" and channels == 3 and (values == values[..., :1]).all():
+        return values[..., 0].copy(), "L"  # lossless WebP and some BMP files have no grey mode
+    return values, mode
 
 
 def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) -> np.ndarray:
@@ -141,12 +149,10 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
     instead of one channel, or has another value.
     """
 
-    with files.opened(path) as image:
+    with files.opened(path, files.MASK) as image:
         files.check_mask(path, image)
-        label, mode = files.stored_values(image), image.mode
-    if mode == "RGB" and (label == label[..., :1]).all():
-        label = label[..., 0].copy()  # lossless WebP and some BMP files have no grey mode
-    elif mode not in LABEL_MODES:
+        label, mode = label_values(image)
+    if mode not in LABEL_MODES:
         raise UserError(
             f"{path}: a {mode} image: labels must be class numbers in one channel (grey or palette PNG); to "
             "convert colours: python -m tools.convert colours"

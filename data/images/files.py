@@ -13,12 +13,13 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from support.errors import UserError
 
 # By content, whatever the suffix; MPO counts as JPEG. PIL would start another program for PostScript.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
+IMAGE, MASK = "images must be 8-bit RGB: convert it", "save class numbers as one channel, or 8-bit colours"
 LOSSY = "{} compression changes label values: save the mask as PNG"
 LOSSLESS = ("PNG", "BMP", "TIFF", "GIF")
 LOSSLESS_TIFF = (1, 2, 3, 4, 5, 8, 32771, 32773, 32946, 34925, 50000)  # none, CCITT, LZW, Deflate, PackBits, LZMA, Zstd
@@ -37,15 +38,19 @@ _DAMAGE = re.compile("Corrupt JPEG data.*|Premature end.*")
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     """Yield an image file, opened by PIL. Turn exceptions of PIL, here and in the `with` block, into a UserError.
 
-    Raises UserError if the file is missing, not a regular file, or in none of FORMATS.
+    needed: IMAGE or MASK, for messages. Raises UserError if the file is missing, not a regular file, in none of
+    FORMATS, or has channels that PIL leaves out or cuts to 8 bits.
     """
+    TiffImagePlugin.logger.disabled = True  # it would print a line of its own for a file that is refused
     try:
         if not os.path.isfile(path) and os.path.exists(path):  # opening a pipe would wait for a writer
             raise UserError(f"{path}: not a regular file: replace it by an image")
         with Image.open(path, formats=FORMATS) as image:
+            if unread := _unread_channels(image):
+                raise UserError(f"{path}: {unread}: {needed}")
             yield image
     except UserError:
         raise
@@ -54,19 +59,39 @@ def opened(path: Path) -> Iterator[Any]:
     except Image.DecompressionBombError as error:
         raise UserError(f"{path}: too large ({error}): cut it into smaller images") from None
     except DAMAGED as error:
+        if isinstance(error, UnidentifiedImageError) and (found := _tiff_channels(path)):
+            raise UserError(f"{path}: {found}, of a kind that cannot be read: {needed}") from None
         problem = f"not a whole, readable image ({' '.join(str(error).split())})"
-        raise UserError(f"{path}: {problem}: replace it{_or_convert(path)}") from None
+        raise UserError(f"{path}: {problem}: replace it") from None
 
 
-def _or_convert(path: Path) -> str:
-    """Return words for a TIFF file with values that PIL cannot read, such as floats in colour; "" for other files."""
+def num_channels(image: Any) -> int:
+    """Return the number of channels in an opened file. Those in TIFF may be more than PIL reads."""
+    bands = len(image.getbands())
+    return image.tag_v2.get(CHANNELS, bands) if image.format == "TIFF" else bands
+
+
+def _unread_channels(image: Any) -> str:
+    """Return the channels of an opened file if PIL reads only a part of them, "" if it reads all.
+
+    PIL takes the first of several channels for grey if they are stored one after the other, and has no mode for
+    colours of 16 bits. What follows a palette's indices, or red, green and blue, is no part of the picture.
+    """
+    channels, bits = num_channels(image), 16 if ";16" in str(image.tile[:1]) else 8
+    bits = max(image.tag_v2.get(BITS, (1,))) if image.format == "TIFF" else bits
+    is_part = channels > len(image.getbands()) and image.mode not in ("P", "RGB", "RGBA")
+    return f"{channels} channels of {bits} bits" if is_part or (channels > 1 and bits > 8) else ""
+
+
+def _tiff_channels(path: Path) -> str:
+    """Return the channels of a TIFF file that PIL cannot open, "" for one channel of 8 bits or another file."""
     with contextlib.suppress(*DAMAGED), path.open("rb") as file:
-        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
+        head = file.read(8)
+        tags = TiffImagePlugin.ImageFileDirectory_v2(head + file.read(8) if 43 in head[2:4] else head)  # 43: BigTIFF
         file.seek(tags.next)
         tags.load(file)
         channels, bits = tags.get(CHANNELS, 1), max(tags.get(BITS, (1,)))
-        if channels > 4 or bits > 8:
-            return f", or convert it to 8-bit RGB (it has {channels} channel(s) of {bits} bits)"
+        return f"{channels} channel(s) of {bits} bits" if channels > 1 or bits > 8 else ""
     return ""
 
 
@@ -110,23 +135,16 @@ def _is_lossless_webp(path: Path) -> bool:
     return False
 
 
-def is_colour_of_16_bits(image: Any) -> bool:
-    """Return whether an opened file has more than one channel of 16 bits: PIL has no mode for it, and drops 8 bits."""
-    return image.mode in ("RGB", "RGBA", "LA") and ";16" in str(image.tile[:1])
-
-
 def is_signed_8_bit(image: Any) -> bool:
     """Return whether an opened TIFF file has signed integers of 8 bits, which PIL reads as unsigned: -1 as 255."""
     return image.mode == "L" and image.format == "TIFF" and 2 in image.tag_v2.get(SAMPLE_FORMAT, ())
 
 
 def check_mask(path: Path, image: Any, *, lossless: bool = True) -> None:
-    """Raise UserError if an opened mask or distance map has several frames, channels of 16 bits or a codec for photos.
+    """Raise UserError if an opened mask or distance map has several frames or a codec for photos.
 
     lossless: refuse codecs for photos.
     """
-    if is_colour_of_16_bits(image):
-        raise UserError(f"{path}: has several channels of 16 bits: save class numbers as one channel, or 8-bit colours")
     if lossless and (codec := lossy_codec(path, image)):
         raise UserError(f"{path}: {LOSSY.format(codec)}")
     if (count := num_frames(path, image)) > 1:

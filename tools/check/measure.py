@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data.images import LABEL_MODES, read_header, read_image
-from data.images.files import jpeg_damage, lossy_codec, num_frames, opened, orientation, stored_values
+from data.images import LABEL_MODES, label_values, read_header, read_image
+from data.images.files import MASK, jpeg_damage, lossy_codec, num_frames, opened, orientation
 from data.label_check import is_smoothed
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
@@ -98,18 +98,17 @@ def _measure_image(path: Path) -> ImageFacts:
 def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
     facts = LabelFacts(path)
     try:
-        with opened(path) as image:
+        with opened(path, MASK) as image:
             facts.turn, facts.frames = orientation(image), num_frames(path, image)
-            facts.mode, facts.lossy = image.mode, lossy_codec(path, image)
-            pixels, palette = stored_values(image), image.getpalette() or []
+            facts.lossy = lossy_codec(path, image)
+            pixels, facts.mode = label_values(image)
+            palette = image.getpalette() or []
     except UserError as error:
         facts.fault = str(error).removeprefix(f"{path}: ")
         return facts
     facts.size = pixels.shape[:2]
     if facts.lossy or facts.frames > 1:
         return facts
-    if facts.mode == "RGB" and (pixels == pixels[..., :1]).all():
-        pixels, facts.mode = pixels[..., 0], "L"  # as read_label reads it
     if facts.mode in LABEL_MODES:
         facts.is_smoothed = is_smoothed(pixels)
         if label_map is not None:

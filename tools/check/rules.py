@@ -71,7 +71,8 @@ def _check_label(label: LabelFacts, num_classes: int, colours: dict[str, int], f
 def _check_size(label: LabelFacts, image: ImageFacts, findings: Findings) -> None:
     (height, width), (image_height, image_width) = label.size, image.size
     if label.size != image.size:
-        turned = "; does EXIF turn the image, but not the label?" if label.size == image.size[::-1] else ""
+        is_turned = label.size == image.size[::-1] and max(label.turn, image.turn) > 4
+        turned = "; does EXIF turn one of them?" if is_turned else ""
         findings.add(
             "size-mismatch", label.path, f"{width}x{height}, but its image {image_width}x{image_height}{turned}"
         )

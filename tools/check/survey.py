@@ -9,7 +9,7 @@ from pathlib import Path
 from data import layout
 from data.folders import left_out
 from data.layout import Split
-from data.plain import find_whole
+from data.plain import find_flags, find_whole
 from support.errors import UserError
 from support.labels import MAPS
 from tools.check.findings import Findings
@@ -104,19 +104,25 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
         present = layout.select(list_folder(split.folders[kind], layout.ANY_SUFFIXES), split.endings[kind])
         for key in sorted(present.keys() - images):
             findings.add("label-without-image", present[key][0])
-    samples = []
+    samples, shared, lacking = [], layout.in_images(split), set()
     for key, files in dict(matches).items():
         if not files["image"]:
             findings.add("listed-image-missing", f"{name}: {key}", f"not in {findings.show(split.folders['image'])}")
             continue
         for kind, paths in files.items():
-            if len(paths) > 1:
+            if kind in shared and paths and paths[0].name == files["image"][0].name:
+                findings.add("image-without-label", paths.pop(0), layout.ITSELF)
+            elif len(paths) > 1:
                 findings.add("two-files-of-one-name", paths[0], f"and {', '.join(path.name for path in paths[1:])}")
             elif not paths and kind in required:
                 missing = split.folders[kind] / f"{key}{split.endings[kind]}.png"
                 findings.add("image-without-label", files["image"][0], f"no {findings.show(missing)}")
+                lacking.add(split.folders[kind])
         labels = {kind: paths[0] for kind, paths in files.items() if kind != "image" and paths}
         samples.append(Sample((name,), files["image"][0], labels))
+    for folder in sorted(lacking - {split.folders["image"]}):
+        for path, note in left_out(folder, ".png").items():
+            findings.add("left-out", Path(path), note)
     return samples
 
 
@@ -147,7 +153,7 @@ def survey(
         except layout.ListError:
             raise
         except UserError as error:
-            missing[name] = str(error)
+            missing[name] = str(error).removesuffix(find_flags(root))  # that is this command
     if dataset == "Folder" and not splits and not paths.list_path:
         place = find_whole(root, images=paths.image_path, masks=paths.val_path)
         if list_folder(place.images, layout.IMAGE_SUFFIXES):

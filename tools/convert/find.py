@@ -18,7 +18,7 @@ from tools.convert.reading import read_json, read_xml
 
 MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
 MAX_MASKS = 8
-HEAD = 65536  # bytes that are read of a .txt file; of others, all
+HEAD = 65536  # bytes that are read of a .csv or .txt file; of others, all
 
 # (kind, suffix of its files, patterns that they have), the more special ones first.
 PATTERNS = (
@@ -27,6 +27,7 @@ PATTERNS = (
     ("labelstudio", ".json", (rb"\A\s*\[", rb'"(annotations|annotation_id)"')),
     ("supervisely", ".json", (rb'"objects"', rb'"size"', rb'"class(Title|Id)"')),
     ("via", ".json", (rb'"regions"', rb'"shape_attributes"')),
+    ("csv", ".csv", (rb"(?i)\A[^\n]*(encod|rle|segmentation|polygon|mask|bbox|xmin|region_|shape)",)),
     ("cvat", ".xml", (rb"<annotations", rb"<image\s")),
     ("scribblesup", ".xml", (rb"<annotation>", rb"<polygon>", rb"<tag>")),
     ("yolo", ".txt", (rb"^\d+(\.0*|\.\d+e\+\d+)?([ \t]+[-+.\de]+){4,}\s*$",)),
@@ -34,6 +35,7 @@ PATTERNS = (
 READERS = {".json": read_json, ".xml": read_xml}
 REFUSED = {  # kinds that are known but not read
     "supervisely": "Supervisely's own format is not read: export COCO there",
+    "csv": "annotations in CSV are not read: write them as COCO's JSON, which may hold RLE, or as PNG masks",
     "via": "VIA's JSON is not read: in VIA, choose Annotation, Export Annotations (COCO format)",
 }
 NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no conversion
@@ -105,10 +107,10 @@ def _find_masks(source: Path) -> dict[str, Path]:
 
 
 def _files(source: Path) -> list[Path]:
-    """Return JSON and XML files below a folder, and text files in its subfolders; or the file itself."""
+    """Return JSON, XML and CSV files below a folder, and text files in its subfolders; or the file itself."""
     if source.is_file():
         return [source]
-    paths = [path for found in list_folder(source, (".json", ".xml", ".txt")).values() for path in found]
+    paths = [path for found in list_folder(source, (".json", ".xml", ".csv", ".txt")).values() for path in found]
     annotations = [path for path in paths if path.suffix.lower() != ".txt"]
     texts = [path for path in paths if path.suffix.lower() == ".txt" and path.parent != source]
     return annotations[:MAX_FILES] + texts[:MAX_TEXTS]
@@ -118,7 +120,7 @@ def _kind_of(path: Path) -> str:
     """Return the kind of the labels in a file; "" if it is unknown, or the file cannot be read."""
     try:
         with path.open("rb") as file:
-            text = file.read(HEAD if path.suffix.lower() == ".txt" else -1)
+            text = file.read(HEAD if path.suffix.lower() in (".csv", ".txt") else -1)
     except OSError:
         return ""
     for kind, suffix, patterns in PATTERNS:

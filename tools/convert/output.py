@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.images import image_size, label_png
+from data.images import label_png, read_header
 from data.images.files import opened
 from support.errors import InputError, UserError
 from support.files import write_atomic, write_errors, writing
@@ -66,16 +66,17 @@ def _image_file(entry: Entry) -> Iterator[Path]:
 def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
     try:
-        size = image_size(file)
+        size, turn, _ = read_header(file)
         with opened(file) as image:
             image.load()
     except UserError as error:
         raise InputError(str(error)) from None
     if entry.size not in (None, size):
-        turned = " (EXIF turns the image: save it upright)" if entry.size == size[::-1] else ""
+        why = "EXIF turns the image: save it upright" if turn > 4 else "width and height are swapped: correct them"
+        swapped = f" ({why})" if entry.size == size[::-1] else ""
         raise InputError(
             f"{entry.where}: annotated as {entry.size[1]}x{entry.size[0]} pixels, but the image has "
-            f"{size[1]}x{size[0]}{turned}: skipped"
+            f"{size[1]}x{size[0]}{swapped}: skipped"
         )
     return size
 
