@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 import models
 from data import histogram
-from data.dataset import EvalSet, SegmentationDataset, TrainSet, as_is
+from data.dataset import EvalSet, SegmentationDataset, TrainSet, identity_collate
 from data.layout import Split
 from data.loader import EvalLoader, TrainLoader
 from data.sampler import EvalBatches, TrainSampler
@@ -100,7 +100,7 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
         world_size=group.world_size,
         repeat=cfg.repeat,
     )
-    batches: dict = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": as_is}
+    batches: dict = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": identity_collate}
     return make_loader(TrainLoader, dataset, cfg, group, **batches)
 
 
@@ -119,7 +119,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None =
     sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
-    options: dict = {"batch_sampler": batches, "collate_fn": as_is}
+    options: dict = {"batch_sampler": batches, "collate_fn": identity_collate}
     return make_loader(EvalLoader, dataset, cfg, group, workers=cfg.val_workers, **options)
 
 

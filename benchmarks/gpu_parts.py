@@ -22,7 +22,7 @@ from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
 from models.foreground import find_foreground, foreground_mask
 from models.layers import blocks
-from models.layers.blocks import use_our_layers, with_less_memory
+from models.layers.blocks import use_fused_forward, use_our_layers
 from models.layers.norm import BatchNorm2d, synchronize
 from models.lorm import LoRM
 from support.batch import Batch, Foreground
@@ -154,10 +154,10 @@ def fused_blocks(machine: Machine) -> str:
         for amp in AMPS:
             plain = _values_and_gradients(*_channels_last(copy.deepcopy(theirs).float(), x.float()), amp)
             for fits in (True, False):  # whether the block's last convolution is fused too
-                ours = with_less_memory(copy.deepcopy(theirs).float())
+                ours = use_fused_forward(copy.deepcopy(theirs).float())
                 use_our_layers(ours)
                 ours, images = _channels_last(ours, x.float())
-                with mock.patch.object(blocks, "suits", lambda *_, fits=fits: fits):
+                with mock.patch.object(blocks, "saves_time", lambda *_, fits=fits: fits):
                     found = _values_and_gradients(ours, images, amp)
                 for name, value in expected.items():
                     least = 1e-5 if amp == "none" else TOLERANCE[amp]

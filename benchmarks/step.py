@@ -114,7 +114,7 @@ def torchvision_loop(
 
 def plain(name: str, batchsize: int, crop_size: int) -> Step:
     """Return a step of our model with separate modules, contiguous float32 and losses in their plain form."""
-    models.heads.can_fuse = models.layers.blocks.can_fuse = models.backbone.can_fuse = lambda *norms: False
+    models.heads.is_fusable = models.layers.blocks.is_fusable = models.backbone.is_fusable = lambda *norms: False
     batch, model = batch_of(batchsize, crop_size), our_model(name)
     for module in model.modules():
         if isinstance(module, Conv2d):

@@ -103,7 +103,7 @@ class TrainSet(SegmentationDataset):
         return self.transform(self.training_maps(key[1]), self._rng(*key))
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch:
-        """Return the batch of these samples. A DataLoader calls this; its collate_fn must be as_is()."""
+        """Return the batch of these samples. A DataLoader calls this; its collate_fn must be identity_collate()."""
         size = self.transform.crop_size
         stacked: dict[str, Any] = {}  # map: (B, H, W), or (B, H, W, 3) for the image
         for number, (epoch, index) in enumerate(keys):
@@ -138,12 +138,12 @@ class EvalSet(SegmentationDataset):
         return self.read(index)
 
     def __getitems__(self, indices: Sequence[int]) -> EvalBatch:
-        """Return the batch of these samples. A DataLoader calls this; its collate_fn must be as_is()."""
+        """Return the batch of these samples. A DataLoader calls this; its collate_fn must be identity_collate()."""
         samples = [self.read(index) for index in indices]
         image, label = (default_collate([sample[name] for sample in samples]) for name in ("image", "label"))
         return EvalBatch(image, label, list(indices))
 
 
-def as_is(batch: Batch | EvalBatch) -> Batch | EvalBatch:
+def identity_collate(batch: Batch | EvalBatch) -> Batch | EvalBatch:
     """Return the batch: the collate_fn for a data set that makes whole batches."""
     return batch

@@ -38,7 +38,7 @@ def find_device(name: str, local_rank: int, local_world_size: int) -> torch.devi
     return device
 
 
-class LateRead:
+class AsyncCopy:
     """Values of a tensor for the CPU to read later, when the device has already been given more work.
 
     The copy to CPU memory starts at once, behind the work that the device has then. Reading waits for that copy alone.

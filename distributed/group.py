@@ -112,7 +112,7 @@ class Group:
         results = {index: result for share in shares for index, result in share.items()}
         return [results.get(index) for index in range(len(items))]
 
-    def on_main(self, work: Callable[[], T], task: str) -> T | None:
+    def run_on_rank_0(self, work: Callable[[], T], task: str) -> T | None:
         """Return work() on rank 0 and None on other ranks, which wait even beyond --dist_timeout. Collective.
 
         A barrier would time out, so work() runs in a thread while the ranks repeat short collectives. If work() raises,

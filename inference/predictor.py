@@ -15,7 +15,7 @@ from data.images.resize import resize, scaled_size
 from distributed.group import Group
 from distributed.precision import DTYPES, autocast
 from inference.windows import Windows
-from models.fold import folded
+from models.fold import fold_batch_norm
 from support.progress import progress_bar
 
 BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as much is in use at once
@@ -136,7 +136,7 @@ class Predictor:
 
     @functools.cached_property
     def _folded(self) -> nn.Module:
-        return folded(self.model, DTYPES[self.amp])
+        return fold_batch_norm(self.model, DTYPES[self.amp])
 
     @torch.inference_mode()
     def _bands(self, images: Tensor, step: Step, *, probs: bool) -> Iterator[tuple[slice, Tensor]]:

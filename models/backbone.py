@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.layers.blocks import use_our_layers, with_less_memory
-from models.layers.fused import can_fuse, norm_relu_pool
+from models.layers.blocks import use_fused_forward, use_our_layers
+from models.layers.fused import is_fusable, norm_relu_pool
 from models.layers.norm import BATCH_NORMS
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -87,7 +87,7 @@ class ResNetBackbone(Backbone):
         self.channels, self.strides = (width // 8, width // 4, width), (4, 8, 8)
 
         for block in self.blocks():
-            with_less_memory(block)
+            use_fused_forward(block)
         for layer, of_blocks in zip((self.layer3, self.layer4), dilations, strict=True):
             for number, block in enumerate(layer):
                 _dilate(block, of_blocks[min(number, len(of_blocks) - 1)])
@@ -102,7 +102,7 @@ class ResNetBackbone(Backbone):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return features of normalised images (B, C, H, W): layer1's (stride 4), layer2's and layer4's (stride 8)."""
         x = self.conv1(images)
-        fused = can_fuse(self.bn1)
+        fused = is_fusable(self.bn1)
         x = norm_relu_pool(x, self.bn1, self.maxpool) if fused else self.maxpool(self.relu(self.bn1(x)))
         low = self.layer1(x)
         middle = self.layer2(low)

@@ -57,7 +57,7 @@ class FoldedConv(nn.Module):
 
 
 @torch.no_grad()
-def folded(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+def fold_batch_norm(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Return a copy of the model, in eval mode, that computes the same logits up to rounding in less time.
 
     Each batch norm that is registered right after a convolution is folded into it; in a timm network, only if a trial

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.backbone import MULTI_GRID, Dilations
 from models.layers.blocks import ConvNormReLU
 from models.layers.convolution import Conv2d
-from models.layers.fused import can_fuse, norm_relu_conv
+from models.layers.fused import is_fusable, norm_relu_conv
 from models.layers.norm import BatchNorm2d
 
 CDSP_RATES = (12, 18, 24)
@@ -73,7 +73,7 @@ class ASPP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         branches, pooled = [self.aspp1, self.aspp2, self.aspp3, self.aspp4], self.global_avg_pool(x)
-        if not can_fuse(*(norm for _, norm, _ in branches)):
+        if not is_fusable(*(norm for _, norm, _ in branches)):
             pooled = F.interpolate(pooled, size=x.shape[2:], mode="bilinear", align_corners=True)
             return self.bn1(self.conv1(torch.cat([*(branch(x) for branch in branches), pooled], dim=1)))
         # Each branch's part of conv1, so that the branches' results need not be kept; the pooled one is constant.

@@ -109,7 +109,7 @@ def test_it_is_batch_norm(alone, monkeypatch, cuda_kernels, kernels, size, memor
 def test_a_fused_block_is_torchvisions(alone, monkeypatch, cuda_kernels, kernels, kind):
     if kernels == "cuda":
         monkeypatch.setattr(batch_norm, "_has_kernels", lambda x: True)
-    monkeypatch.setattr(blocks, "suits", lambda *args: True)
+    monkeypatch.setattr(blocks, "saves_time", lambda *args: True)
     theirs = make(kind, shortcut=True, frozen=False)
     ours = ours_of(theirs)
     batch_norm.synchronize(ours)

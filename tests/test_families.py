@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import models
-from models.fold import folded
+from models.fold import fold_batch_norm
 
 timm = pytest.importorskip("timm")
 
@@ -108,5 +108,5 @@ def test_network_is_that_of_timm(network):
     assert 0 < sum(name.startswith("backbone") for name in trained) < len(depths)
 
     with torch.no_grad():
-        logits, copied = model.eval()(images)["logits"], folded(model)(images)["logits"]
+        logits, copied = model.eval()(images)["logits"], fold_batch_norm(model)(images)["logits"]
     assert (copied - logits).norm() <= EXACT * logits.norm()

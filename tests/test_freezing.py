@@ -42,7 +42,7 @@ def trained(model: Segmenter) -> torch.Tensor:
 def use_plain_modules(monkeypatch) -> None:
     """Let torch's own modules and autograd do what the fused functions do."""
     for module in ("models.layers.blocks", "models.backbone", "models.heads"):
-        monkeypatch.setattr(f"{module}.can_fuse", lambda *_: False, raising=False)
+        monkeypatch.setattr(f"{module}.is_fusable", lambda *_: False, raising=False)
     monkeypatch.setattr("models.layers.convolution.Conv2d._conv_forward", nn.Conv2d._conv_forward)
 
 
@@ -50,7 +50,7 @@ def use_plain_modules(monkeypatch) -> None:
 @pytest.mark.parametrize("num_parts", [0, 1, 3, 5])
 @pytest.mark.parametrize("many_pixels", [False, True])
 def test_gradients_are_those_of_torchs_modules_and_frozen_parts_have_none(layers, num_parts, many_pixels, monkeypatch):
-    monkeypatch.setattr(blocks, "suits", lambda *args: many_pixels)
+    monkeypatch.setattr(blocks, "saves_time", lambda *args: many_pixels)
     model = build(layers, freeze_backbone=num_parts)
     plain, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
     loss = trained(model)

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from models.layers import blocks
-from models.layers.blocks import ConvNormReLU, use_our_layers, with_less_memory
+from models.layers.blocks import ConvNormReLU, use_fused_forward, use_our_layers
 from models.layers.convolution import Conv2d
 from models.layers.fused import norm_relu_pool
 from models.layers.norm import BatchNorm2d
@@ -66,7 +66,7 @@ def make(kind: type[nn.Module], *, shortcut: bool, frozen: bool, dtype: torch.dt
 
 def ours_of(block: nn.Module) -> nn.Module:
     """Return a copy of torchvision's block as ours."""
-    block = with_less_memory(copy.deepcopy(block))
+    block = use_fused_forward(copy.deepcopy(block))
     use_our_layers(block)
     return block
 
@@ -89,7 +89,7 @@ def trained(block: nn.Module, amp: bool = False) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("many_pixels", [False, True])
 def test_block_is_torchvisions(kind, shortcut, frozen, many_pixels, monkeypatch):
-    monkeypatch.setattr(blocks, "suits", lambda *args: many_pixels)
+    monkeypatch.setattr(blocks, "saves_time", lambda *args: many_pixels)
     theirs = make(kind, shortcut=shortcut, frozen=frozen)
     ours = ours_of(theirs)
     assert list(ours.state_dict()) == list(theirs.state_dict())

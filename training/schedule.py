@@ -35,9 +35,9 @@ class Schedule:
         self.is_resumed = resumed is not None and not cfg.reset_data_offset
         if resumed and self.is_resumed:
             self.origin = resumed.origin
-        self.change = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
-        self.factor = self.origin["lr_factor"] * self.change
-        self.peak_lr = cfg.lr * self.factor
+        self.batch_scale = _scaling(cfg.lr_scaling, sampler.global_batch / self.origin["global_batch"])
+        self.lr_scale = self.origin["lr_factor"] * self.batch_scale
+        self.peak_lr = cfg.lr * self.lr_scale
         self.total_steps = cfg.max_steps or cfg.epochs * sampler.steps_per_epoch
         self.warmup_steps = self._warmup_steps()
         if self.warmup_steps >= self.total_steps:
@@ -118,12 +118,14 @@ class Schedule:
             f"{self.total_steps} steps in all, lr {self.peak_lr:g}"
             + (f"; too few to train well: without {' and '.join(set_by_user)}, the recipe takes more" * is_short),
         )
-        if self.factor != 1:
+        if self.lr_scale != 1:
             remedy = "" if self.is_resumed else "; for a --lr that is multiplied already: --lr_scaling none"
-            log.info(f"lr {self.peak_lr:g} = --lr {cfg.lr:g} x {self.factor:g} (--lr_scaling {cfg.lr_scaling}){remedy}")
+            log.info(
+                f"lr {self.peak_lr:g} = --lr {cfg.lr:g} x {self.lr_scale:g} (--lr_scaling {cfg.lr_scaling}){remedy}"
+            )
         if sampler.global_batch != self.origin["global_batch"]:
             began = f"the run began with a global batch of {self.origin['global_batch']}"
-            log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.change:g}")
+            log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.batch_scale:g}")
 
 
 def _scaling(rule: str, ratio: float) -> float:

@@ -107,7 +107,7 @@ def take_recipe(cfg: Config, group: Group, files: Split, resumed: Checkpoint | N
         kept = {name: value for name, value in resumed.config.items() if name in names}
         return {name: Choice(value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
 
-    choices = group.broadcast(group.on_main(choose, "choosing flags") if RECIPE_FLAGS - given else {})
+    choices = group.broadcast(group.run_on_rank_0(choose, "choosing flags") if RECIPE_FLAGS - given else {})
     if choices:
         text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
         log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {text}")
@@ -158,7 +158,7 @@ def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:
         backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         return read_timm_weights(backbone, cfg.pretrained, checkpoint.read)
 
-    return group.on_main(read, f"loading --pretrained {cfg.pretrained}")
+    return group.run_on_rank_0(read, f"loading --pretrained {cfg.pretrained}")
 
 
 def settle_stride(cfg: Config, group: Group, resumed: Checkpoint | None, start_weights: StartWeights | None) -> Config:

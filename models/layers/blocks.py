@@ -2,9 +2,9 @@
 
 from torch import Tensor, nn
 
-from models.layers.conv_norm import conv_norm, norm_relu_conv_norm_add_relu, suits
+from models.layers.conv_norm import conv_norm, norm_relu_conv_norm_add_relu, saves_time
 from models.layers.convolution import Conv2d
-from models.layers.fused import can_fuse, norm_relu, norm_relu_conv
+from models.layers.fused import is_fusable, norm_relu, norm_relu_conv
 from models.layers.norm import BatchNorm2d
 
 
@@ -14,14 +14,14 @@ class ConvNormReLU(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         conv, norm, relu = self
         x = conv(x)
-        if not can_fuse(norm):
+        if not is_fusable(norm):
             return relu(norm(x))
         assert isinstance(norm, BatchNorm2d)
         return norm_relu(x, norm)
 
 
 class BasicBlock(nn.Module):
-    """torchvision's BasicBlock; with_less_memory() turns one into this."""
+    """torchvision's BasicBlock; use_fused_forward() turns one into this."""
 
     conv1: nn.Conv2d
     conv2: nn.Conv2d
@@ -35,16 +35,16 @@ class BasicBlock(nn.Module):
         if self.downsample is None:
             return x
         conv, norm = self.downsample
-        if not can_fuse(norm):
+        if not is_fusable(norm):
             return self.downsample(x)
         assert isinstance(conv, nn.Conv2d)
         assert isinstance(norm, BatchNorm2d)
-        return conv_norm(x, conv, norm) if suits(x, conv) else self.downsample(x)
+        return conv_norm(x, conv, norm) if saves_time(x, conv) else self.downsample(x)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)
         x = self.conv1(x)
-        x = norm_relu_conv(x, self.bn1, self.conv2) if can_fuse(self.bn1) else self.conv2(self.relu(self.bn1(x)))
+        x = norm_relu_conv(x, self.bn1, self.conv2) if is_fusable(self.bn1) else self.conv2(self.relu(self.bn1(x)))
         return self.relu(self.bn2(x).add_(shortcut))
 
 
@@ -57,9 +57,9 @@ class Bottleneck(BasicBlock):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)
         x = self.conv1(x)
-        if can_fuse(self.bn1, self.bn2, self.bn3):
+        if is_fusable(self.bn1, self.bn2, self.bn3):
             x = norm_relu_conv(x, self.bn1, self.conv2)
-            if suits(x, self.conv3):
+            if saves_time(x, self.conv3):
                 return norm_relu_conv_norm_add_relu(x, self.bn2, self.conv3, self.bn3, shortcut)
             x = norm_relu_conv(x, self.bn2, self.conv3)
         else:
@@ -67,7 +67,7 @@ class Bottleneck(BasicBlock):
         return self.relu(self.bn3(x).add_(shortcut))
 
 
-def with_less_memory(block: nn.Module) -> nn.Module:
+def use_fused_forward(block: nn.Module) -> nn.Module:
     """Turn torchvision's block, in place, into ours, and return it."""
     block.__class__ = Bottleneck if hasattr(block, "conv3") else BasicBlock
     return block

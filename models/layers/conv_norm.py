@@ -17,7 +17,7 @@ from models.layers.convolution import convolution_gradients, convolve
 from models.layers.norm import BatchNorm2d, Statistics, apply_statistics, as_channels, aten
 
 
-def suits(x: Tensor, conv: nn.Conv2d) -> bool:
+def saves_time(x: Tensor, conv: nn.Conv2d) -> bool:
     """Return whether to use these functions for this input x (B, C, H, W) of the convolution.
 
     With few pixels, products such as W^T e W take longer than they save. In fp16, z^T z overflows, whatever the loss

@@ -6,7 +6,7 @@ element by element (the idea of arXiv:1712.02616). A bottleneck of width C keeps
 models.layers.conv_norm does not keep the output of its last convolution either.
 
 Each function computes what its modules compute, with statistics in float32 if the input is bf16 or fp16, and updates
-the running statistics as nn.BatchNorm2d does. There is no double backward. can_fuse() says when they may be used.
+the running statistics as nn.BatchNorm2d does. There is no double backward. is_fusable() says when they may be used.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from models.layers.convolution import convolution_gradients, convolve
 from models.layers.norm import BatchNorm2d, apply_statistics, aten
 
 
-def can_fuse(*norms: nn.Module) -> bool:
+def is_fusable(*norms: nn.Module) -> bool:
     """Return whether the functions of this file may replace these modules: in a forward pass that records gradients.
 
     A compiler recomputes by itself.

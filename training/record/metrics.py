@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from distributed.checks import STEADIER
-from distributed.device import LateRead
+from distributed.device import AsyncCopy
 from distributed.group import Group
 from distributed.precision import read_scaling
 from flags import Config
@@ -126,9 +126,9 @@ class Metrics:
         every rank if a loss is not finite, or if too many steps in a row were skipped.
         """
         values = losses if state.grad_norm is None else losses | {"grad_norm": state.grad_norm}
-        read = LateRead(torch.stack(list(values.values())))
-        counts = LateRead(state.scaler.counts) if state.scaler.is_enabled() else None
-        late_hits = None if hits is None else LateRead(hits)
+        read = AsyncCopy(torch.stack(list(values.values())))
+        counts = AsyncCopy(state.scaler.counts) if state.scaler.is_enabled() else None
+        late_hits = None if hits is None else AsyncCopy(hits)
         now = time.perf_counter()
         self.read_step()
         facts = {"epoch": state.epoch + 1, "step": state.step, "lr": lr}
