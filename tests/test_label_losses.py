@@ -60,8 +60,8 @@ def test_each_term_is_declared_for_the_data_sets_that_have_its_map_and_documente
         assert f"`{name}`" in page, f"docs/losses.md lacks {name}"
         needs = flags["loss" if name in LOSSES.values() else f"l_{name}"].needs
         for dataset, maps in MAPS.items():
-            every.dataset = dataset
-            assert (needs is None or needs[1](every)) == (term.map in ("image", *maps)), f"{name} with {dataset}"
+            given = replace(every, dataset=dataset)
+            assert (needs is None or needs[1](given)) == (term.map in ("image", *maps)), f"{name} with {dataset}"
 
 
 def pixels(logits: torch.Tensor, label: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
