@@ -54,14 +54,14 @@ def outputs_of(logits: torch.Tensor) -> dict[str, torch.Tensor]:
 def test_each_term_is_declared_for_the_data_sets_that_have_its_map_and_documented():
     """A term without a flag never trains; one that --loss or a flag names without a class ends the run."""
     flags, page = flags_of(LossFlags), (REPO / "docs/losses.md").read_text(encoding="utf-8")
-    every = Config(loss="+".join(LOSSES))
+    every = Config(loss="+".join(LOSSES), **{name: 1.0 for name in flags if name.startswith("l_")})
     assert set(loss_weights(every)) == set(TERMS)
     for name, term in TERMS.items():
         assert f"`{name}`" in page, f"docs/losses.md lacks {name}"
         needs = flags["loss" if name in LOSSES.values() else f"l_{name}"].needs
         for dataset, maps in MAPS.items():
-            every.dataset = dataset
-            assert (needs is None or needs[1](every)) == (term.map in ("image", *maps)), f"{name} with {dataset}"
+            given = replace(every, dataset=dataset)
+            assert (needs is None or needs[1](given)) == (term.map in ("image", *maps)), f"{name} with {dataset}"
 
 
 def pixels(logits: torch.Tensor, label: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
