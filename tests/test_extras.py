@@ -51,7 +51,7 @@ def test_damaged_file_beside_a_checkpoint_is_one_warning(demo_run, expected, cap
         ("torch.utils.tensorboard.SummaryWriter.close", "TensorBoard"),
         ("train.panel", "pictures of the validation"),
         ("train.draw_samples", "augmented.jpg"),
-        ("training.record.run.page", "report.html"),
+        ("inference.report.page", "report.html"),
         ("training.record.messages.table", "table of scores"),
         ("training.record.metrics.keep_lines", "metrics.jsonl"),
         ("training.record.metrics.Metrics._write_line", "metrics.jsonl"),

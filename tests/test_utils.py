@@ -212,5 +212,5 @@ def test_b4_downloaded_weights_are_the_version_named(demo_root, monkeypatch, cap
     model, _ = utils.get_model(given, ALONE, read_start_weights(given, ALONE))
     assert [url.rpartition("/")[2] for url in urls] == [file]
     assert model.backbone.conv1.weight.abs().max() == 0
-    [message] = caplog.messages
+    message = caplog.messages[-1]  # after the warning that most of the backbone is missing
     assert message.startswith(f"start weights: 1 from {name}; left random: ")
