@@ -36,7 +36,8 @@ LISTS = "ImageSets/Segmentation"  # as PASCAL VOC, CVAT and Datumaro have them
 def read(source: Path, options: Options) -> Source:
     """Return the pairs of images and masks, and the classes: those of --classes, or one for each colour found.
 
-    An entry's record is its mask. Raises UserError if a folder is missing, or if there are more than MOST colours.
+    An entry's record is its mask. Raises UserError if a folder is missing, if no mask can be read, or if there
+    are more than MOST colours.
     """
     result = _pairs(source, options)
     if options.known:
@@ -45,6 +46,8 @@ def read(source: Path, options: Options) -> Source:
     counts: Counter[int] = Counter()
     for pixels in _readable(result.entries, "finding colours"):
         counts.update(dict(zip(*map(np.ndarray.tolist, np.unique(pixels, return_counts=True)), strict=True)))
+    if result.entries and not counts:
+        _packed(result.entries[0].record)  # raises: no mask can be read, and draw() comes too late to say why
     colours = sorted(counts)
     if len(colours) > MOST:
         raise UserError(
