@@ -17,7 +17,7 @@ from data.images import IMAGE_SUFFIXES
 from data.layout import list_folder
 from support.errors import InputError, UserError
 from support.files import read_bytes
-from tools.convert.polygons import LIMIT
+from tools.convert.polygons import LIMIT, number
 
 MAX_BYTES = 2**31  # of an annotation file; the largest known one, of LVIS, has 1.1 GB
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -29,6 +29,8 @@ def read_json(path: Path) -> Any:
     try:
         try:
             return json.loads(data)
+        except UnicodeDecodeError:
+            raise ValueError("not UTF-8 text: save it as UTF-8") from None
         except json.JSONDecodeError:
             raise
         except ValueError:  # Python refuses the whole file for one integer of more than 4300 digits
@@ -78,8 +80,8 @@ def whole_number(value: object) -> int | None:
 def size_of(height: object, width: object, where: str) -> tuple[int, int]:
     """Return (height, width) of numbers or their text; raise InputError if they are no positive numbers of pixels."""
     try:
-        size = float(height), float(width)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+        size = number(height), number(width)
+    except (ValueError, OverflowError):
         raise InputError(f"{where}: height or width is missing or not a number") from None
     if not all(1 <= side < LIMIT for side in size):  # False for NaN, too
         raise InputError(f"{where}: an image of {width}x{height} pixels")

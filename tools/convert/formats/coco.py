@@ -23,7 +23,7 @@ from tools.convert.reading import (
     value_of,
     whole_number,
 )
-from tools.convert.source import Entry, Options, Shape, Source, collect
+from tools.convert.source import Entry, Options, Shape, Source, collect, merged
 
 Id = int | str
 
@@ -45,6 +45,7 @@ def read(source: Path, options: Options) -> Source:
             others.append(path)
             return []
         names = _categories(content, path)
+        result.notes += merged(names.values(), f"{path}: ")
         for number, name in names.items():
             categories.setdefault(name, number)
         images: dict[Id, Any] = {}
@@ -145,10 +146,10 @@ def _shapes(
         result.notes.append(
             f"{path}: {marked}: drawn as objects, because CVAT and supervision mark every mask as a crowd"
         )
-    num_empty = 0
+    num_empty, is_lost = 0, False
     for position, annotation in enumerate(annotations):
         where = f"{path}: annotations[{position}]"
-        number: Id = -1  # not known yet
+        number: Id | None = None
         try:
             number = _id(annotation, "image_id", where)
             if number not in images:
@@ -171,7 +172,12 @@ def _shapes(
                     shapes[number].append(Shape(None if is_crowd else name, here, part))
         except InputError as error:
             result.faults.append(str(error))
-            shapes.pop(number, None)
+            is_lost |= number is None
+            shapes.pop(number, None)  # type: ignore[arg-type]
+    if is_lost and (blank := [number for number, found in shapes.items() if not found]):
+        shapes = {number: found for number, found in shapes.items() if found}
+        left = f"{len(blank)} image(s) without an object, such as image {blank[0]}: left out"
+        result.faults.append(f"{path}: {left}: an annotation of unknown image_id may be of one of them")
     if num_empty:
         result.notes.append(f"{path}: {num_empty} object(s) have no outline and a box of no area: left out")
     return {number: sorted(found, key=lambda shape: shape.name is not None) for number, found in shapes.items()}

@@ -6,16 +6,18 @@ and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_managemen
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from data.classes import MAX_TEXT
 from data.images import LABEL_SUFFIXES, NO_JPEG, decode
-from data.layout import Split, list_folder, match_files, read_list, select
+from data.layout import Split, list_folder, match_files, read_list, select, without_suffix
 from support import shell
 from support.errors import InputError, UserError
+from support.files import read_bytes
 from support.progress import progress_bar
 from support.terminal import say
 from tools.convert.polygons import Patch
@@ -40,6 +42,7 @@ def read(source: Path, options: Options) -> Source:
     """
     result = _pairs(source, options)
     if options.known:
+        _check_colours(options)
         result.names, result.unlabelled = options.known.names, False
         return result
     counts: Counter[int] = Counter()
@@ -119,7 +122,7 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, result: Result) 
 
 def has_colours(path: Path) -> bool:
     """Return whether a file of class names has colours; without them it does not say which class a colour is."""
-    return any(char in path.read_text("utf-8", "replace") for char in "#:")
+    return any(char in read_bytes(path, MAX_TEXT) for char in b"#:")
 
 
 def class_file(source: Path) -> str:
@@ -160,7 +163,8 @@ def _pairs(source: Path, options: Options) -> Source:
         pairs = [(name, files) for name, files in pairs if name.split("/")[0] not in NO_IMAGES]
     if not pairs:
         raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(source)}")
-    result, splits = Source(), _read_splits(source)
+    result = Source()
+    splits = _read_splits(source, dict(pairs), result)
     for name, files in pairs:
         (image, *more), found = files["image"], files["mask"]
         if more:
@@ -179,19 +183,28 @@ def _pairs(source: Path, options: Options) -> Source:
     return result
 
 
-def _read_splits(source: Path) -> dict[str, str]:
+def _read_splits(source: Path, images: Collection[str], result: Source) -> dict[str, str]:
     """Return {image name: split} of the lists in ImageSets/Segmentation, which are named after their splits.
+
+    Adds a fault for the names that are not in `images`, and for those in two of train, val and test.
 
     Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
     train, val and test take precedence over others, such as VOC's trainval.
     """
     splits: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    twice: dict[str, str] = {}
     folder = _beside(source, LISTS)
     lists = sorted(folder.glob("*.txt")) if folder else []
     for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
         split = "" if path.stem == "default" else split_of(path.stem) or path.stem
-        for name in read_list(path):
-            splits.setdefault(name, split)
+        for name in (without_suffix(listed, images) for listed in read_list(path)):
+            if name not in images:
+                missing.setdefault(name, f"{path}: {name!r}")
+            elif splits.setdefault(name, split) != split and split_of(path.stem):
+                twice.setdefault(name, f"{path}: {name!r} ({splits[name]}, too, where it stays)")
+    for found, problem in ((missing, "have no image: left out"), (twice, "are in two splits")):
+        result.faults += [f"{next(iter(found.values()))}: {len(found)} listed name(s) {problem}"] if found else []
     return splits
 
 
@@ -203,6 +216,15 @@ def _beside(source: Path, name: str) -> Path | None:
 
 def _first(source: Path, names: tuple[str, ...]) -> Path:
     return next((source / name for name in names if (source / name).is_dir()), source)
+
+
+def _check_colours(options: Options) -> None:
+    """Raise UserError if two classes of --classes have one colour."""
+    first: dict[int, str] = {}
+    for name, colour in zip(options.known.names, options.known.colours.tolist(), strict=False):
+        if (other := first.setdefault(_pack(colour), name)) != name:
+            twice = f"{other!r} and {name!r} both have the colour {_name(_pack(colour))}"
+            raise UserError(f"--classes {options.classes}: {twice}: give one of them another, in a copy of the file")
 
 
 def _class_of_colour(options: Options) -> dict[int, str | None]:
