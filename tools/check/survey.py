@@ -95,10 +95,8 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
     for key, number in Counter(key for key, _ in matches).items():
         if number > 1 and not is_train:  # allowed in training: it weights an image
             findings.add("listed-twice", f"{name}: {key}", f"{number} times")
-    if is_train and (repeats := len(matches) - len(dict(matches))):
-        findings.notes.append(
-            f"{name}: its list repeats names: training draws {repeats} more image(s) than are counted"
-        )
+    if is_train:
+        findings.repeats = len(matches) - len(dict(matches))
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
     for path, note in left_out(split.folders["image"]).items() if split.listed is None else ():

@@ -113,8 +113,8 @@ def _add_unlabelled(source: Source, args: argparse.Namespace) -> None:
 def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
     """Return the entries with the names of their files in OUT; with several splits, names begin with the split.
 
-    An entry is left out, and a fault, if an earlier one has its image or, in any letter case, its name. Raises UserError
-    if --split and the labels both name splits.
+    An entry is left out, and a fault, if an earlier one has its image or, in any letter case, its name. Raises
+    UserError if --split and the labels both name splits.
     """
     entries = source.entries
     splits = sorted({entry.split for entry in entries} - {""})
