@@ -147,7 +147,7 @@ def _lines(path: Path) -> list[str]:
                 raise InputError(f"line {number} has {len(line)} bytes, but at most {MAX_LINE} are read")
     except InputError as error:
         why = f"the list cannot be read ({str(error).removeprefix(f'{path}: ')})"
-        raise UserError(f"{path}: {why}; it must hold one image name a line, as UTF-8 text") from None
+        raise ListError(f"{path}: {why}; it must hold one image name a line, as UTF-8 text") from None
     names = [line.decode("utf-8", "surrogateescape") for line in lines]  # as Python reads file names
     return [line.replace("\\", "/") for line in map(str.strip, names) if line]
 

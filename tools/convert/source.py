@@ -2,7 +2,7 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -160,12 +160,6 @@ def read_known(chosen: str) -> Classes | None:
     return Classes([classes.names[number] for number in kept], colours)
 
 
-def merged(names: Iterable[str], where: str = "") -> list[str]:
-    """Return a note for each class that several of the names stand for: line breaks and spaces do not count."""
-    counts = Counter(" ".join(name.split()) for name in names)
-    return [f"{where}{n} classes are named {name!r}: they become one" for name, n in counts.items() if n > 1]
-
-
 def number_classes(source: Source, known: Classes | None, unlabelled: str, chosen: str) -> Numbering:
     """Return the numbers of a source's classes.
 
@@ -188,7 +182,8 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
     for number, name in enumerate(names if not known else ()):
         colours[number] = source.colours.get(name, colours[number])
-    source.notes += merged(source.names)
+    twice = [name for name, count in Counter(cleaned[name] for name in source.names).items() if count > 1]
+    source.notes += [f"several classes are named {name!r}: they become one" for name in twice]
     numbers = {name: number for number, name in enumerate(names)} | dict.fromkeys((IGNORED, *source.ignored), IGNORE)
     numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
     if not source.unlabelled or unlabelled == "ignore":

@@ -6,6 +6,7 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 """
 
 import posixpath
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tools.convert.reading import (
     value_of,
     whole_number,
 )
-from tools.convert.source import Entry, Options, Shape, Source, collect, merged
+from tools.convert.source import Entry, Options, Shape, Source, collect
 
 Id = int | str
 
@@ -45,7 +46,7 @@ def read(source: Path, options: Options) -> Source:
             others.append(path)
             return []
         names = _categories(content, path)
-        result.notes += merged(names.values(), f"{path}: ")
+        result.names += {name for name, count in Counter(names.values()).items() if count > 1}
         for number, name in names.items():
             categories.setdefault(name, number)
         images: dict[Id, Any] = {}
@@ -71,7 +72,7 @@ def read(source: Path, options: Options) -> Source:
 
     for entries in collect(read_one, annotation_files(source, ".json"), result.faults):
         result.entries += entries
-    result.names = sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
+    result.names += sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
     if others:
         result.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
     return result
@@ -172,12 +173,12 @@ def _shapes(
                     shapes[number].append(Shape(None if is_crowd else name, here, part))
         except InputError as error:
             result.faults.append(str(error))
-            is_lost |= number is None
+            is_lost |= number not in images
             shapes.pop(number, None)  # type: ignore[arg-type]
     if is_lost and (blank := [number for number, found in shapes.items() if not found]):
         shapes = {number: found for number, found in shapes.items() if found}
         left = f"{len(blank)} image(s) without an object, such as image {blank[0]}: left out"
-        result.faults.append(f"{path}: {left}: an annotation of unknown image_id may be of one of them")
+        result.faults.append(f"{path}: {left}: the annotation without an image may be of one of them")
     if num_empty:
         result.notes.append(f"{path}: {num_empty} object(s) have no outline and a box of no area: left out")
     return {number: sorted(found, key=lambda shape: shape.name is not None) for number, found in shapes.items()}

@@ -127,7 +127,7 @@ def has_colours(path: Path) -> bool:
 
 def class_file(source: Path) -> str:
     """Return the path of the export's file of names and colours, "" without one, and say that it is used."""
-    found = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name)) and path.is_file()]
+    found = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name))]
     coloured = [path for path in found if has_colours(path)]
     if coloured:
         say(f"classes: {coloured[0]}")
@@ -202,9 +202,11 @@ def _read_splits(source: Path, images: Collection[str], result: Source) -> dict[
             if name not in images:
                 missing.setdefault(name, f"{path}: {name!r}")
             elif splits.setdefault(name, split) != split and split_of(path.stem):
-                twice.setdefault(name, f"{path}: {name!r} ({splits[name]}, too, where it stays)")
-    for found, problem in ((missing, "have no image: left out"), (twice, "are in two splits")):
-        result.faults += [f"{next(iter(found.values()))}: {len(found)} listed name(s) {problem}"] if found else []
+                twice.setdefault(name, f"{path}: {name!r}, which stays in {splits[name]}")
+    for found, problem in ((missing, "have no image and are left out"), (twice, "are in two splits")):
+        result.faults += (
+            [f"{len(found)} listed name(s) {problem}, such as {next(iter(found.values()))}"] if found else []
+        )
     return splits
 
 
