@@ -7,14 +7,14 @@ import posixpath
 import re
 import unicodedata
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data.images import IMAGE_SUFFIXES
-from data.layout import list_folder
+from data.layout import list_folder, read_list, without_suffix
 from support.errors import InputError, UserError
 from support.files import read_bytes
 from tools.convert.polygons import LIMIT, number
@@ -59,6 +59,30 @@ def split_of(name: str) -> str:
     """
     found = {SPLITS[word] for word in re.findall("[a-z]+", name.lower()) if word in SPLITS}
     return found.pop() if len(found) == 1 else ""
+
+
+def read_splits(folder: Path | None, images: Collection[str], faults: list[str]) -> dict[str, str]:
+    """Return {image name: split} of the lists in a folder, which are named after their splits; {} without a folder.
+
+    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
+    train, val and test take precedence over others, such as VOC's trainval. Adds a fault on names that are not in
+    `images`, and on those in two of train, val and test.
+    """
+    splits: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    twice: dict[str, str] = {}
+    lists = sorted(folder.glob("*.txt")) if folder else []
+    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
+        split = "" if path.stem == "default" else split_of(path.stem) or path.stem
+        for name in (without_suffix(listed, images) for listed in read_list(path)):
+            if name not in images:
+                missing.setdefault(name, f"{path}: {name!r}")
+            elif splits.setdefault(name, split) != split and split_of(path.stem):
+                twice.setdefault(name, f"{path}: {name!r}, which stays in {splits[name]}")
+    for found, problem in ((missing, "have no image and are left out"), (twice, "are in two splits")):
+        if found:
+            faults.append(f"{len(found)} listed name(s) {problem}, such as {next(iter(found.values()))}")
+    return splits
 
 
 def value_of(record: object, key: str, kind: type | tuple[type, ...], where: str) -> Any:

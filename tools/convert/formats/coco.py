@@ -46,7 +46,7 @@ def read(source: Path, options: Options) -> Source:
             others.append(path)
             return []
         names = _categories(content, path)
-        result.names += {name for name, count in Counter(names.values()).items() if count > 1}
+        result.names += [name for name, count in Counter(names.values()).items() if count > 1]  # for a note
         for number, name in names.items():
             categories.setdefault(name, number)
         images: dict[Id, Any] = {}
@@ -72,7 +72,7 @@ def read(source: Path, options: Options) -> Source:
 
     for entries in collect(read_one, annotation_files(source, ".json"), result.faults):
         result.entries += entries
-    result.names += sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
+    result.names[:0] = sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
     if others:
         result.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
     return result

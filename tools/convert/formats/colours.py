@@ -6,7 +6,7 @@ and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_managemen
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,14 @@ from PIL import Image
 
 from data.classes import MAX_TEXT
 from data.images import LABEL_SUFFIXES, NO_JPEG, decode
-from data.layout import Split, list_folder, match_files, read_list, select, without_suffix
+from data.layout import Split, list_folder, match_files, select
 from support import shell
 from support.errors import InputError, UserError
 from support.files import read_bytes
 from support.progress import progress_bar
 from support.terminal import say
 from tools.convert.polygons import Patch
-from tools.convert.reading import split_of
+from tools.convert.reading import read_splits
 from tools.convert.source import Entry, Options, Result, Source
 
 MOST = 254  # colours of a palette that is found
@@ -164,7 +164,7 @@ def _pairs(source: Path, options: Options) -> Source:
     if not pairs:
         raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(source)}")
     result = Source()
-    splits = _read_splits(source, dict(pairs), result)
+    splits = read_splits(_beside(source, LISTS), dict(pairs), result.faults)
     for name, files in pairs:
         (image, *more), found = files["image"], files["mask"]
         if more:
@@ -181,33 +181,6 @@ def _pairs(source: Path, options: Options) -> Source:
     unused = select(list_folder(masks, LABEL_SUFFIXES), options.label_suffix).keys() - dict(pairs).keys()
     result.faults += [f"{masks / name}: a mask without an image: skipped" for name in sorted(unused)]
     return result
-
-
-def _read_splits(source: Path, images: Collection[str], result: Source) -> dict[str, str]:
-    """Return {image name: split} of the lists in ImageSets/Segmentation, which are named after their splits.
-
-    Adds a fault for the names that are not in `images`, and for those in two of train, val and test.
-
-    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
-    train, val and test take precedence over others, such as VOC's trainval.
-    """
-    splits: dict[str, str] = {}
-    missing: dict[str, str] = {}
-    twice: dict[str, str] = {}
-    folder = _beside(source, LISTS)
-    lists = sorted(folder.glob("*.txt")) if folder else []
-    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
-        split = "" if path.stem == "default" else split_of(path.stem) or path.stem
-        for name in (without_suffix(listed, images) for listed in read_list(path)):
-            if name not in images:
-                missing.setdefault(name, f"{path}: {name!r}")
-            elif splits.setdefault(name, split) != split and split_of(path.stem):
-                twice.setdefault(name, f"{path}: {name!r}, which stays in {splits[name]}")
-    for found, problem in ((missing, "have no image and are left out"), (twice, "are in two splits")):
-        result.faults += (
-            [f"{len(found)} listed name(s) {problem}, such as {next(iter(found.values()))}"] if found else []
-        )
-    return splits
 
 
 def _beside(source: Path, name: str) -> Path | None:
