@@ -125,10 +125,11 @@ def test_pipes_among_labels_are_named_and_boxes_of_voc_are_no_masks(tmp_path):
         convert([str(tmp_path), str(tmp_path / "../out")])
     with pytest.raises(UserError, match=r"train\.txt: the list cannot be read \(not a regular file\)"):
         check(tmp_path)
-    boxes = "<annotation><object><bndbox><xmin>1</xmin></bndbox></object></annotation>"
     put(tmp_path / "voc/JPEGImages/a.jpg", picture("a"))
     (tmp_path / "voc/Annotations").mkdir()
-    (tmp_path / "voc/Annotations/a.xml").write_text(boxes)
+    (tmp_path / "voc/Annotations/a.xml").write_text(
+        "<annotation><object><bndbox><xmin>1</xmin></bndbox></object></annotation>"
+    )
     with pytest.raises(UserError, match=r"Annotations/a\.xml: PASCAL VOC's XML files hold boxes, which are no masks"):
         check(tmp_path / "voc")
 

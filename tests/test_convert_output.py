@@ -92,8 +92,10 @@ def test_masks_whose_labels_are_gone_and_a_second_label_of_an_image_are_named(tm
     (source / "picture_3.json").write_text((source / "picture_2.json").read_text())  # its image is picture_2.png
     assert convert("labelme", source, tmp_path / "out") == 1
     second, stale = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line or "earlier" in line]
-    image, label = source / "picture_2.png", source / "picture_2.json"
-    assert second == f"{source / 'picture_3.json'}: its image {image} is that of {label}: skipped"
+    assert (
+        second
+        == f"{source}/picture_3.json: its image {source}/picture_2.png is that of {source}/picture_2.json: skipped"
+    )
     assert stale.startswith(f"2 mask(s) of an earlier start, such as {tmp_path / 'out/masks/picture_0.png'}: ")
     assert len(list((tmp_path / "out/masks").iterdir())) == 4
 

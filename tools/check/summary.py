@@ -102,8 +102,9 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
         ignored = f"; {summary.ignored[split]:.1%} of their pixels ignored" if summary.labels[split] else ""
         lines.append(f"  {split}: {count} images; labels: {labels}{ignored}")
     if summary.repeats:
-        often = "training reads an image as often as it is listed"
-        lines.append(f"  {summary.splits[0]}: {summary.repeats} more line(s) of its list repeat images: {often}")
+        lines.append(
+            f"  {summary.repeats} more line(s) for {summary.splits[0]} repeat images: training reads all lines"
+        )
     sizes = ", ".join(f"{size} ({count})" for size, count in list(summary.sizes.items())[:NUM_SIZES]) or "none"
     more = len(summary.sizes) - NUM_SIZES
     lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))

@@ -120,10 +120,9 @@ def _files(source: Path) -> list[Path]:
 def _kind_of(path: Path) -> str:
     """Return the kind of the labels in a file; "" if it is unknown, or the file cannot be read."""
     try:
-        text = read_bytes(path, MAX_BYTES)
+        text = read_bytes(path, MAX_BYTES)[: HEAD if path.suffix.lower() == ".txt" else None]
     except InputError:
         return ""
-    text = text[:HEAD] if path.suffix.lower() == ".txt" else text
     for kind, suffix, patterns in PATTERNS:
         if path.suffix.lower() == suffix and all(re.search(pattern, text, re.MULTILINE) for pattern in patterns):
             return kind

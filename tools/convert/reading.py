@@ -68,9 +68,7 @@ def read_splits(folder: Path | None, images: Collection[str], faults: list[str])
     train, val and test take precedence over others, such as VOC's trainval. Adds a fault on names that are not in
     `images`, and on those in two of train, val and test.
     """
-    splits: dict[str, str] = {}
-    missing: dict[str, str] = {}
-    twice: dict[str, str] = {}
+    splits, missing, twice = dict[str, str](), dict[str, str](), dict[str, str]()
     lists = sorted(folder.glob("*.txt")) if folder else []
     for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
         split = "" if path.stem == "default" else split_of(path.stem) or path.stem

@@ -129,19 +129,15 @@ def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
     if args.scribbles:  # a list of VOC's has a name on each line, without folder or space
         entries = [replace(entry, name=re.sub(r"[\s/]+", "_", entry.name)) for entry in entries]
     kept: list[Entry] = []
-    names: dict[str, Entry] = {}
-    images: dict[tuple[str, str], Entry] = {}
+    taken: dict[object, Entry] = {}
     for entry in entries:
         image = entry.split, entry.where if entry.extract else os.path.abspath(entry.image)
-        if other := names.get(entry.name.casefold()):
-            fault = f"its output {entry.name!r} would replace that of {other.where}"
-        elif other := images.get(image):
-            fault = f"its image {entry.image} is that of {other.where}"
+        uses = {entry.name.casefold(): f"output {entry.name!r} would replace", image: f"image {entry.image} is"}
+        if twice := [f"its {use} that of {taken[key].where}" for key, use in uses.items() if key in taken]:
+            source.faults.append(f"{entry.where}: {twice[0]}: skipped")
         else:
-            names[entry.name.casefold()] = images[image] = entry
             kept.append(entry)
-            continue
-        source.faults.append(f"{entry.where}: {fault}: skipped")
+            taken |= dict.fromkeys(uses, entry)
     return kept
 
 

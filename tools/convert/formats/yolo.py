@@ -56,10 +56,7 @@ def read(source: Path, options: Options) -> Source:
 
 
 def _names(source: Path, notes: list[str]) -> list[str]:
-    """Return the names of the classes by number, of a YAML file or of a file of NAMES; [] without both.
-
-    Adds a note if the YAML file says another number of classes.
-    """
+    """Return the class names by number, of a YAML file or of a file of NAMES; [] without both. Note another `nc`."""
     paths = [path for files in list_folder(source, (".yaml", ".yml")).values() for path in files]
     for path in sorted(paths, key=lambda path: len(path.parts)):
         content = read_yaml(path)
