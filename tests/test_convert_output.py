@@ -107,6 +107,10 @@ def test_names_of_classes_that_look_like_colours_or_have_line_breaks(tmp_path, c
     said = capsys.readouterr().out
     assert "several classes are named 'x y': they become one" in said
     assert "named by colour" not in said
+    file = tmp_path / "in/a.json"
+    file.write_text(file.read_text().replace("#ff0000", "# cat"))
+    with pytest.raises(UserError, match="a class is named '# cat', which is a comment"):
+        convert("labelme", tmp_path / "in", tmp_path / "two")
 
 
 def test_splits_share_a_folder(tmp_path, capsys):

@@ -58,6 +58,10 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
             f"{classes}: exists, but is not the list of this export's classes: name a new folder or, to add a --split, "
             f"--classes {classes}"
         )
+    if comments := [name for name in numbering.names if name.split(" ")[0] == "#"]:
+        raise UserError(
+            f"{args.source}: a class is named {comments[0]!r}, which is a comment in classes.txt: rename it"
+        )
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
     settings |= {"kind": name, "source": str(args.source.resolve())}
