@@ -3,18 +3,20 @@
 There are two layouts: plain folders (--dataset Folder), and PASCAL VOC's with ScribbleSup's labels (all others).
 """
 
+import codecs
 import functools
 import posixpath
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.folders import Files, left_out, list_folder
 from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
-from data.plain import find_flags, find_plain
-from support.errors import UserError
+from data.plain import ListError, find_flags, find_plain
+from support.errors import InputError, UserError
+from support.files import read_bytes
 
 LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
 MASKS = ("SegmentationClassAug", "SegmentationClass")
@@ -24,11 +26,8 @@ PSEUDO = "bmp_pseudolabel"
 _FILE = r"\.(?:jpe?g|png|bmp|tiff?|webp)"
 _PAIR = re.compile(rf"(.+?{_FILE})(?:\s*[,;\t]\s*|\s+(?=\S*/))(.+{_FILE})", re.IGNORECASE)
 ITSELF = "is the image and its label at once: name the ending of label files with --label_suffix"
+MAX_LIST, MAX_LINE = 2**28, 4096  # bytes; a path of Linux has at most 4096
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
-
-
-class ListError(UserError):
-    """A list contradicts the layout, which is not a missing split."""
 
 
 @dataclass(frozen=True)
@@ -159,15 +158,17 @@ def _split_pair(line: str, folder: str) -> tuple[str, str]:
 def _lines(path: Path) -> list[str]:
     """Return the lines of a list with "/" in paths, without empty ones. Raises UserError if it cannot be read."""
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(0, "not a regular file")
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # as Python reads file names
-        if "\0" in text:
-            raise OSError(0, "not UTF-8")
-    except OSError as error:
-        why = f"the list cannot be read ({error.strerror})"
-        raise UserError(f"{path}: {why}; it must hold one image name a line") from None
-    return [line.replace("\\", "/") for line in map(str.strip, text.split("\n")) if line]
+        lines = [line.strip() for line in read_bytes(path, MAX_LIST).removeprefix(codecs.BOM_UTF8).split(b"\n")]
+        for number, line in enumerate(lines, 1):
+            if b"\0" in line[:MAX_LINE]:
+                raise InputError(f"not UTF-8: line {number} has a NUL byte")
+            if len(line) > MAX_LINE:
+                raise InputError(f"line {number} has {len(line)} bytes, but at most {MAX_LINE} are read")
+    except InputError as error:
+        why = f"the list cannot be read ({str(error).removeprefix(f'{path}: ')})"
+        raise ListError(f"{path}: {why}; it must hold one image name a line, as UTF-8 text") from None
+    names = [line.decode("utf-8", "surrogateescape") for line in lines]  # as Python reads file names
+    return [line.replace("\\", "/") for line in map(str.strip, names) if line]
 
 
 def match_files(
@@ -210,7 +211,7 @@ def select(files: Files, ending: str) -> Files:
     return {name.removesuffix(ending): paths for name, paths in files.items() if name.endswith(ending)}
 
 
-def without_suffix(listed: str, images: Files, ending: str = "") -> str:
+def without_suffix(listed: str, images: Collection[str], ending: str = "") -> str:
     """Return a listed name as it is keyed in `images`: without its image suffix and `ending`, unless it is a key."""
     stem, suffix = posixpath.splitext(listed)
     if listed not in images and suffix.lower() in IMAGE_SUFFIXES:

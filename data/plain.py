@@ -16,6 +16,10 @@ IMAGES = "images"
 MASKS = ("masks", "labels", "annotations")
 
 
+class ListError(UserError):
+    """A list contradicts the layout, which is not a missing split."""
+
+
 class Place(NamedTuple):
     """Where the images and the masks of a split are, and the list of its images if it has one."""
 
@@ -34,7 +38,7 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
     if len(found) > 1:
         first, second = (place.list_file or place.images for place in found[:2])
         list_hint = ", or choose the list with --list_path ." if found[-1].list_file else ""
-        raise UserError(f"{first} and {second}: both would be the split {split!r}: remove or rename one{list_hint}")
+        raise ListError(f"{first} and {second}: both would be the split {split!r}: remove or rename one{list_hint}")
     if found:
         return found[0]
     images = images or IMAGES

@@ -13,6 +13,11 @@ MAX_MESSAGE = 2000  # characters
 STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexits.h: EX_TEMPFAIL, "try again"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of about `most` characters: a value of a file may have any length. The end has the remedy."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
 class UserError(ValueError):
     """An error that the user can fix: a wrong file, flag or variable.
 
@@ -24,9 +29,7 @@ class UserError(ValueError):
         # "errors.UserError: " and the original message.
         message = re.split(rf"\n{__name__}\.\w+: ", message)[-1].strip()
         message = re.sub(r"\d{100,}", lambda digits: f"{digits[0][:9]}... ({len(digits[0])} digits)", message)
-        if len(message) > MAX_MESSAGE:  # a value of a file may have any length; the remedy is at the end
-            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
-        super().__init__(escaped(message))
+        super().__init__(escaped(shortened(message, MAX_MESSAGE)))
 
 
 class Terminated(KeyboardInterrupt):

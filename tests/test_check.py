@@ -12,8 +12,10 @@ from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, dr
 from PIL import Image
 from test_layout import put
 
+from data.layout import find_split, pair_files
 from support.errors import UserError
 from tools.check.__main__ import check, main
+from tools.check.commands import _recipe
 from tools.check.findings import ERRORS, WARNINGS
 from tools.check.survey import Paths
 from tools.convert.__main__ import main as convert
@@ -68,6 +70,21 @@ def test_plain_folders_with_lists(tmp_path):
     (tmp_path / "val.txt").write_text("d\nsub/c.png\n")
     assert found(tmp_path) == {"in-two-splits": ["images/sub/c.png"]}
     assert found(tmp_path, dataset="Folder", splits=["val"]) == {}
+
+
+def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, capsys):
+    drawn = Drawn(tmp_path)
+    for name in "abv":
+        drawn.pair(name)
+    (tmp_path / "train.txt").write_text("a\nb\n" + "a\na.png\n" * 2 + "x" * 4000)
+    (tmp_path / "val.txt").write_text("v\n")
+    assert main([str(tmp_path), "--workers", "0"]) == 2
+    out = capsys.readouterr().out
+    assert "  4 more line(s) for train repeat images: training reads all lines\n" in out  # a, a.png, a, a.png
+    assert max(map(len, out.splitlines())) < 520
+    (tmp_path / "train.txt").write_text("a\nb\na\n")
+    names, _ = pair_files(find_split(tmp_path, "Folder", "train", {"label": ""}))
+    assert _recipe(check(tmp_path)[0]).facts.num_images == len(names) == 3
 
 
 def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """The data check recognises what a folder holds, and prints one command that fixes it or trains on it."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.errors import UserError
 from tools.check.__main__ import check, main
 from tools.check.guess import guess_endings
 from tools.check.survey import Paths
+from tools.convert.__main__ import main as convert
 from tools.convert.find import find_kinds
 from tools.split import main as divide
 
@@ -111,6 +113,25 @@ def test_other_json_and_damaged_files_are_no_annotations(tmp_path):
     # With masks there, annotations beside them are not in the way.
     draw_clean(tmp_path)
     assert main([str(tmp_path), "--workers", "0"]) == 0
+
+
+def test_pipes_among_labels_are_named_and_boxes_of_voc_are_no_masks(tmp_path):
+    """Opening a pipe would wait for a writer."""
+    for name in ("a.json", "a.xml", "labels/a.txt", "ImageSets/Segmentation/train.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    assert find_kinds(tmp_path) == {}
+    with pytest.raises(UserError, match=r"a\.json: not a regular file"):
+        convert([str(tmp_path), str(tmp_path / "../out")])
+    with pytest.raises(UserError, match=r"train\.txt: the list cannot be read \(not a regular file\)"):
+        check(tmp_path)
+    put(tmp_path / "voc/JPEGImages/a.jpg", picture("a"))
+    (tmp_path / "voc/Annotations").mkdir()
+    (tmp_path / "voc/Annotations/a.xml").write_text(
+        "<annotation><object><bndbox><xmin>1</xmin></bndbox></object></annotation>"
+    )
+    with pytest.raises(UserError, match=r"Annotations/a\.xml: PASCAL VOC's XML files hold boxes, which are no masks"):
+        check(tmp_path / "voc")
 
 
 def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys):

@@ -344,7 +344,7 @@ def test_images_without_a_label_or_a_shape_are_counted_alike(tmp_path, kind, cap
 
 def test_label_studio_says_which_annotations_are_not_drawn(tmp_path, capsys):
     square = [("cat", "polygon", [[1, 1], [8, 1], [8, 8], [1, 8]])]
-    names = ["good", "two", "cancelled", "predicted", "draft", "none"]
+    names = ["good", "two", "cancelled", "predicted", "draft", "none", "turned"]
     source = annotated.write_labelstudio(
         tmp_path / "in", [Picture(name, np.zeros((10, 10, 3), np.uint8), square) for name in names]
     )
@@ -354,10 +354,12 @@ def test_label_studio_says_which_annotations_are_not_drawn(tmp_path, capsys):
     tasks[3] |= {"annotations": [], "predictions": tasks[3]["annotations"]}
     tasks[4] |= {"annotations": [], "drafts": tasks[4]["annotations"]}
     tasks[5]["annotations"] = []
+    tasks[6]["annotations"][0]["result"][0]["image_rotation"] = 90
     (source / "export.json").write_text(json.dumps(tasks))
     assert convert("labelstudio", source, tmp_path / "out") == 1
     output = capsys.readouterr()
-    for number, text in enumerate(["are cancelled", "only predictions: submit", "only a draft", "not annotated"], 2):
+    texts = ["are cancelled", "only predictions: submit", "only a draft", "not annotated", "image turned by 90 degrees"]
+    for number, text in enumerate(texts, 2):
         (line,) = [line for line in output.err.splitlines() if f"task {number}:" in line]
         assert text in line
     assert f"1 task(s) have several annotations, such as {source / 'export.json'}: task 1: the ground" in output.out

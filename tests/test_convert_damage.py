@@ -114,6 +114,10 @@ LABELME = [
     (put(L, [[0, 0], [59999, 59999]], "shapes", 1, "points"), "60000x60000 pixels in an image of 32x24", "skip"),
     (put(L, [[10**400, 1], [5, 1], [5, 9]], "shapes", 0, "points"), "coordinates that are not numbers", "skip"),
     (put(L, DEEP, "shapes", 0, "points"), "coordinates that are not", "skip"),
+    (put(L, [[True, 1], [5, 1], [5, 9]], "shapes", 0, "points"), "coordinates that are not numbers", "skip"),
+    (put(L, [["1_0", 1], [5, 1], [5, 9]], "shapes", 0, "points"), "coordinates that are not numbers", "skip"),
+    (put(L, True, "imageHeight"), "height or width is missing or not a number", "skip"),
+    (lambda root: (root / L).write_bytes("狗".encode("gbk")), "not UTF-8 text: save it as UTF-8", "skip"),
     (replace(L, '"imageHeight": 24', f'"imageHeight": {"1" * 5000}'), "32xnan pixels", "skip"),
 ]
 C = "instances.json"
@@ -126,6 +130,9 @@ COCO = [
     (put(C, [], "annotations", 0, "segmentation"), "a box alone is no mask", "skip"),
     (put(C, [[1, 1, 5, 1]], "annotations", 0, "segmentation"), "cover no pixel", "keep"),
     (put(C, [24 * 32 - 1], *CUT, "counts"), "run lengths of 767 pixels", "skip"),
+    (put(C, [True, 24 * 32 - 1], *CUT, "counts"), "run lengths that are not whole numbers", "skip"),
+    (put(C, [0.5, 24 * 32 - 0.5], *CUT, "counts"), "a run length of 0.5 pixels", "skip"),
+    (put(C, None, "annotations", 0, "image_id"), "'image_id' is missing or invalid", "keep"),
     (put(C, "12~~", *CUT, "counts"), "no character of COCO's compressed RLE", "skip"),
     (put(C, "1o", *CUT, "counts"), "is cut off", "skip"),
     (put(C, 101, "images", 0, "id"), "id 101 occurs twice in 'images'", "stop"),
@@ -144,6 +151,8 @@ CVAT = [
     (replace(X, ' width="32"', ""), "width is missing", "skip"),
     (replace(X, "2.0,3.0;", "2.0;"), "coordinates that are not", "skip"),
     (replace(X, 'rle="0, 20"', 'rle="0, 21"'), "run lengths of 21 pixels in all, but the mask has 20", "skip"),
+    (replace(X, 'rle="0, 20"', 'rle="-4, 24"'), "a run length of -4 pixels", "skip"),
+    (replace(X, ' width="32"', ' width="3_2"'), "width is missing or not a number", "skip"),
     (replace(X, 'z_order="0"', 'z_order="top"'), "z_order is missing or not a number", "skip"),
     (replace(X, "<polygon", '<cuboid label="cat"/><polygon'), "this kind of shape is not read", "skip"),
     (replace(X, "<polygon", '<points label="cat" points="1,2"/><polygon'), r"points \(cat\): .* no area: left", "keep"),
@@ -220,6 +229,15 @@ def test_numbers_of_coco_that_cannot_be_a_polygon_or_a_crowd(changed, named):
     shapes = coco._shapes({"annotations": [annotation | changed]}, Path("a"), {1: "cat"}, {1: {}}, result)
     assert bool(shapes) == (named is None)
     assert not named or re.search(named, result.faults[0])
+
+
+@pytest.mark.parametrize("image", [1.5, None, 7])
+def test_an_image_is_no_background_if_the_image_of_an_annotation_is_unknown(image):
+    box = {"category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]]}
+    result = Source()
+    content = {"annotations": [box | {"image_id": 1}, box | {"image_id": image}]}
+    assert coco._shapes(content, Path("a"), {1: "cat"}, {1: {}, 2: {}, 3: {}}, result).keys() == {1}
+    assert "2 image(s) without an object, such as image 2: left out" in result.faults[1]
 
 
 def test_a_category_id_that_occurs_twice_is_named():

@@ -76,6 +76,41 @@ def test_files_that_differ_are_named_and_kept(tmp_path, source, capsys):
     assert convert("labelme", source, tmp_path / "out") == 1
     assert "masks/picture_0.png: exists and differs: not overwritten" in capsys.readouterr().err
     assert (np.asarray(Image.open(tmp_path / "out/masks/picture_0.png")) == edited).all()
+    for number, make in enumerate((Path.mkdir, os.mkfifo, lambda path: path.symlink_to("no"))):
+        (tmp_path / f"out/masks/picture_{number}.png").unlink()
+        make(tmp_path / f"out/masks/picture_{number}.png")
+    (tmp_path / "out/images/picture_3.png").unlink()
+    (tmp_path / "out/images/picture_3.png").symlink_to("no")
+    with pytest.raises(UserError, match="no image could be converted"):
+        convert("labelme", source, tmp_path / "out")
+    assert capsys.readouterr().err.count(": exists and differs: not overwritten; remove it") == 4
+
+
+def test_masks_whose_labels_are_gone_and_a_second_label_of_an_image_are_named(tmp_path, source, capsys):
+    convert("labelme", source, tmp_path / "out")
+    (source / "picture_0.json").unlink()
+    (source / "picture_3.json").write_text((source / "picture_2.json").read_text())  # its image is picture_2.png
+    assert convert("labelme", source, tmp_path / "out") == 1
+    second, stale = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line or "earlier" in line]
+    assert (
+        second
+        == f"{source}/picture_3.json: its image {source}/picture_2.png is that of {source}/picture_2.json: skipped"
+    )
+    assert stale.startswith(f"2 mask(s) of an earlier start, such as {tmp_path / 'out/masks/picture_0.png'}: ")
+    assert len(list((tmp_path / "out/masks").iterdir())) == 4
+
+
+def test_names_of_classes_that_look_like_colours_or_have_line_breaks(tmp_path, capsys):
+    shapes = [(name, "box", [0, 0, 4, 2]) for name in ("#ff0000", "x\ny", "x y")]
+    annotated.write_labelme(tmp_path / "in", [Picture("a", np.zeros((6, 8, 3), np.uint8), shapes)])
+    assert convert("labelme", tmp_path / "in", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "several classes are named 'x y': they become one" in said
+    assert "named by colour" not in said
+    file = tmp_path / "in/a.json"
+    file.write_text(file.read_text().replace("#ff0000", "# cat"))
+    with pytest.raises(UserError, match="a class is named '# cat', which is a comment"):
+        convert("labelme", tmp_path / "in", tmp_path / "two")
 
 
 def test_splits_share_a_folder(tmp_path, capsys):

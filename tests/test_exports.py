@@ -64,7 +64,7 @@ def write_voc(folder: Path, colours: list, masks: dict[str, np.ndarray], labelma
     return folder
 
 
-def test_datumaros_voc_has_names_and_split(tmp_path):
+def test_datumaros_voc_has_names_and_split(tmp_path, capsys):
     """Its labelmap.txt has no colours: those of VOC are meant. Images of CVAT's list default.txt have no split."""
     recorded = json.loads((RECORDED / "datumaro_voc/masks.json").read_text())
     masks = {name: digits(rows) for name, rows in recorded["masks"].items()}
@@ -74,7 +74,7 @@ def test_datumaros_voc_has_names_and_split(tmp_path):
     lists = source / "ImageSets/Segmentation"
     (lists / "train.txt").write_text((lists / "train.txt").read_text().replace("t_a\n", ""))
     (lists / "default.txt").write_text("t_a\n")
-    (lists / "trainval.txt").write_text("\n".join(masks.keys() - {"t_a"}))
+    (lists / "trainval.txt").write_text("\n".join(f"{name}.jpg" for name in masks.keys() - {"t_a"}))
     save(source / "JPEGImages/no_mask.jpg")
     assert find_and_convert(source, tmp_path / "out") == 0
     assert read_classes(str(tmp_path / "out/classes.txt"), 3).names == NAMES
@@ -82,6 +82,15 @@ def test_datumaros_voc_has_names_and_split(tmp_path):
     assert outputs(tmp_path / "out") == {splits[name] + name for name in masks}
     for name, label in masks.items():
         assert (mask_of(tmp_path / "out", splits[name] + name) == label).all()
+    with (lists / "val.txt").open("a") as file:
+        file.write("\nt_b\ngone\n")
+    assert find_and_convert(source, tmp_path / "two") == 1
+    lines = capsys.readouterr().err
+    assert f"1 listed name(s) have no image and are left out, such as {lists / 'val.txt'}: 'gone'" in lines
+    assert f"1 listed name(s) are in two splits, such as {lists / 'val.txt'}: 't_b', which stays in train" in lines
+    (source / "labelmap.txt").write_text("background:0,0,0::\ncat:9,9,9::\ndog:9,9,9::\n")
+    with pytest.raises(UserError, match="'cat' and 'dog' both have the colour #090909"):
+        find_and_convert(source, tmp_path / "three")
 
 
 # As CVAT writes it: docs.cvat.ai/docs/dataset_management/formats/format-smask. The order of the lines is the user's.
@@ -157,6 +166,7 @@ BOX = "0 0.5 0.5 0.1 0.1\n"
         ("0 0.1 0.2 0.3 0.4 0.5\n", "bad.txt line 1: expected a class number, then x y of each point"),
         ("cat 0.1 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1: expected a class number"),
         (f"{'1' * 5000} 0.1 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1: expected a class number"),
+        ("0 0.1_2 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1 (cat): coordinates that are not numbers"),
         ("0 0.1 x 0.3 0.4 0.5 0.6\n", "bad.txt line 1 (cat): coordinates that are not numbers"),
         ("0 10 20 30 40 50 60\n", "coordinates must be fractions of the image's width and height"),
     ],
@@ -183,6 +193,16 @@ def test_what_else_yolo_may_lack(tmp_path, capsys):
     (source / "data.yaml").write_text("names: {0: on, 1: 0x10}\n")  # not True and 16
     assert convert("yolo", source, tmp_path / "as_written") == 1
     assert read_classes(str(tmp_path / "as_written/classes.txt"), 3).names == ["background", "on", "0x10"]
+    (source / "data.yaml").write_text("nc: 4\nnames: [cat, dog, cat]\n")
+    assert convert("yolo", source, tmp_path / "twice") == 1
+    lines = {
+        f"{source / 'data.yaml'}: nc is 4, but there are 3 names",
+        "several classes are named 'cat': they become one",
+    }
+    assert lines <= set(capsys.readouterr().out.splitlines())
+    (source / "data.yaml").write_text("names: cat,dog\n")
+    with pytest.raises(UserError, match=r"names: 'cat,dog': must be a list, such as \[cat, dog\]"):
+        convert("yolo", source, tmp_path / "none")
     (source / "data.yaml").write_text("names: [cat]\nkpt_shape: [17, 2]\n")
     with pytest.raises(UserError, match="the labels are key points, which have no area"):
         convert("yolo", source, tmp_path / "none")

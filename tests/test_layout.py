@@ -16,6 +16,7 @@ from data.layout import find_split, pair_files
 from distributed.checks import digest
 from support.errors import UserError
 from support.files import write_atomic
+from tools.check.__main__ import check
 
 
 def put(path: Path, values=None) -> Path:
@@ -120,9 +121,25 @@ def test_d9_names_that_are_not_utf8_make_lists_and_digests(tmp_path):
     write_atomic(tmp_path / "train.txt", f"{name}\nb")
     assert find(tmp_path).names == [name, "b"]
     assert digest([name]) == hashlib.sha256("图像".encode("gbk")).hexdigest()
-    (tmp_path / "train.txt").write_text("a\nb", encoding="utf-16")
-    with pytest.raises(UserError, match=r"train\.txt: the list cannot be read .not UTF-8"):
-        find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\nb".encode("utf-16"), "(not UTF-8: line 1 has a NUL byte)"),
+        (b"a\nb\0\n", "(not UTF-8: line 2 has a NUL byte)"),
+        (b"a\n" + b"b" * 4097, "(line 2 has 4097 bytes, but at most 4096 are read)"),
+        (b"b" * 5000, "(5000 bytes, but at most 4999 are read)"),
+    ],
+)
+def test_lists_that_are_no_lists_are_named_in_training_and_in_the_check(tmp_path, monkeypatch, content, message):
+    put_pairs(tmp_path, "a", "b")
+    monkeypatch.setattr("data.layout.MAX_LIST", 4999)
+    (tmp_path / "train.txt").write_bytes(content)
+    for read in (find, check):
+        with pytest.raises(UserError) as error:
+            read(tmp_path)
+        assert str(error.value).startswith(f"{tmp_path / 'train.txt'}: the list cannot be read {message}")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from test_layout import find, put, put_pairs
 import evaluate
 from inference.trained import TrainedModel
 from support.errors import UserError
+from tools.check.__main__ import check
 
 MASK = np.zeros((40, 40), np.uint8)
 
@@ -63,15 +64,17 @@ def test_places_of_images_and_masks(tmp_path, masks, layout):
     ("files", "message"),
     [
         (["labels/train/a.png"], r"masks/train and .*labels/train: both could hold the masks: choose one with"),
+        (["train.txt"], r"images/train and .*train\.txt: both would be the split 'train': remove or rename one, or"),
         (["train/images/a.jpg"], r"train/images and .*images/train: both would be the split 'train': remove or rename"),
     ],
 )
 def test_two_places_are_an_error_that_names_both(tmp_path, files, message):
     put_pairs(tmp_path, "train/a")
     for file in files:
-        put(tmp_path / file, None if "images" in file else MASK)
-    with pytest.raises(UserError, match=message):
-        find(tmp_path)
+        put(tmp_path / file, None if "images" in file else MASK) if "/" in file else (tmp_path / file).write_text("a")
+    for read in (find, check):
+        with pytest.raises(UserError, match=message):
+            read(tmp_path)
 
 
 def test_a_folder_without_label_files_is_no_second_place(tmp_path):

@@ -41,13 +41,26 @@ def test_at_most_14_modules_in_a_folder():
     assert max(modules.values()) <= 14
 
 
+def calls(rooms: list[str]) -> list[tuple[str, ast.expr]]:
+    """(file, the function as written) of each call in the modules of some folders."""
+    files = [file for room in rooms for file in (REPO / room).glob("*.py" if room == "." else "**/*.py")]
+    nodes = [(file, node) for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
+    return [(file.relative_to(REPO).as_posix(), node.func) for file, node in nodes if isinstance(node, ast.Call)]
+
+
+def test_files_of_users_are_read_by_the_guarded_reader_only():
+    """support.files.read_bytes() neither waits for a pipe nor reads a device without end."""
+    readers = {"open", "ElementTree.parse", "json.load", "np.fromfile", "np.genfromtxt", "np.load", "np.loadtxt"}
+    methods = {"open", "read_bytes", "read_text"}
+    every = calls(["tools", "data"])
+    found = {file for file, call in every if ast.unparse(call) in readers or getattr(call, "attr", "") in methods}
+    assert found == {"data/images/__init__.py", "data/images/files.py"}
+
+
 def test_image_files_are_decoded_in_one_module_only():
     """What data/images/files.py refuses, such as pipes and PostScript, then cannot come in elsewhere."""
     decoders = {"Image.open", "cv2.imread", "cv2.imdecode", "cv2.imreadmulti", "plt.imread", "imageio.imread"}
-    found = set()
-    for file in [*REPO.glob("*.py"), *(file for room in (*ROOMS, "scripts") for file in (REPO / room).rglob("*.py"))]:
-        calls = (node.func for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call))
-        found |= {file.relative_to(REPO).as_posix() for call in calls if ast.unparse(call) in decoders}
+    found = {file for file, call in calls([".", *ROOMS, "scripts"]) if ast.unparse(call) in decoders}
     assert found == {"data/images/files.py"}
 
 

@@ -1,5 +1,6 @@
 """python -m tools.convert --scribbles: strokes are on the right pixels, where --dataset ScribbleOnly reads them."""
 
+import re
 from pathlib import Path
 
 import annotated
@@ -87,6 +88,10 @@ def test_scribblesup_has_vocs_classes_else_its_own(tmp_path):
     assert convert(source, tmp_path / "two") == 0
     assert read_classes(str(tmp_path / "two/classes.txt"), None).names == ["background", "grass"]
     assert scribble_of(tmp_path / "two", "a")[0, 0] == 1
+    for wrong, right in (("planee", "plane"), ("Aeroplane", "aeroplane"), ("motor-bike", "motorbike")):
+        path.write_text(re.sub("<tag>[^<]*</tag>", f"<tag>{wrong}</tag>", path.read_text(), count=1))
+        with pytest.raises(UserError, match=rf"a\.xml: polygon 1 \({wrong}\): its tag .* correct it to '{right}'"):
+            convert(source, tmp_path / "three")
 
 
 def test_brush_masks_of_label_studio(tmp_path, capsys):
@@ -103,6 +108,11 @@ def test_brush_masks_of_label_studio(tmp_path, capsys):
         convert(tmp_path / "in", tmp_path / "out")
     assert "do not say which image they are of: put the project's JSON" in capsys.readouterr().err
     (tmp_path / "in/tasks.json").write_text('[{"id": 1, "image": "/data/upload/2/0a1b2c3d-photo.jpg"}]')
+    Image.fromarray(strokes[0]).convert("RGB").save(tmp_path / "in/masks/task-1-annotation-10-by-3-tag-cat-0.png")
+    with pytest.raises(UserError, match="no image could be converted"):
+        convert(tmp_path / "in", tmp_path / "none")
+    assert "cat-0.png: has 3 channels, but a brush mask is grey: save it as grey PNG" in capsys.readouterr().err
+    Image.fromarray(strokes[0]).save(tmp_path / "in/masks/task-1-annotation-10-by-3-tag-cat-0.png")
     assert convert(tmp_path / "in", tmp_path / "out") == 0
     assert read_classes(str(tmp_path / "out/classes.txt"), None).names == ["cat", "my-dog"]
     assert (scribble_of(tmp_path / "out", "photo") == np.select([strokes[0] > 0, strokes[1] > 0], [0, 1], 255)).all()

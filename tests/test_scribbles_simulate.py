@@ -119,6 +119,7 @@ def test_real_masks_get_as_many_labelled_pixels_as_people_drew(scribblesup, tmp_
         (["simulate", "m", "o", "--skip", "1.5"], "--skip 1.5: must be 0 to 0.99"),
         (["simulate", "m", "o", "--length", "0"], "--length 0.0: must be above 0 and at most 1"),
         (["simulate", "e", "o"], "e: no label map in it (.png, "),
+        (["simulate", "two", "o"], "two/a.png and a.bmp: two files of one name: remove or rename one"),
         (["simulate", "m", "o", "--list", "l.txt"], "l.txt: 'b': no label map of this name in m"),
     ],
 )
@@ -128,6 +129,9 @@ def test_wrong_words_are_named(tmp_path, monkeypatch, words, named):
         Path(folder).mkdir()
     Image.fromarray(np.zeros((9, 9), np.uint8)).save("m/a.png")
     Path("l.txt").write_text("b\n")
+    Path("two").mkdir()
+    for name in ("a.png", "a.bmp"):
+        Image.fromarray(np.zeros((9, 9), np.uint8)).save(f"two/{name}")
     with pytest.raises(UserError) as error:
         main(words)
     assert named in str(error.value)

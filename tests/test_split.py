@@ -144,5 +144,5 @@ def test_data_without_masks_or_with_splits_are_refused(tmp_path):
     with pytest.raises(UserError, match="there are splits already"):
         main([str(split_already)])
     lone = draw(tmp_path / "three", np.ones((1, 2), bool))
-    with pytest.raises(UserError, match="a split needs at least 2"):
+    with pytest.raises(UserError, match="is the only image: a split needs at least 2"):
         main([str(lone)])

@@ -19,10 +19,10 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
-from data.layout import Split, pair_files
+from data.layout import MAX_LIST, Split, pair_files
 from support import program, shell
 from support.errors import UserError
-from support.files import write_atomic
+from support.files import read_bytes, write_atomic
 from support.labels import IGNORE
 from support.progress import progress_bar
 from support.terminal import say
@@ -87,8 +87,10 @@ def split(names: list[str], groups: list[str], found: np.ndarray, val: float, se
     """Return (images,) bool: whether each image belongs to val. Each part has at least one group.
 
     groups: of each image. found: as presence() returns it. val: share of the images. Raises UserError if there is only
-    one group. The same arguments give the same result.
+    one group or image. The same arguments give the same result.
     """
+    if len(names) < 2:
+        raise UserError(f"{names[0]!r} is the only image: a split needs at least 2")
     keys, group = np.unique(groups, return_inverse=True)
     if len(keys) < 2:
         raise UserError(f"--group: all {len(names)} images are in one group, {groups[0]!r}: a split needs at least 2")
@@ -123,7 +125,8 @@ def main(argv: list[str] | None = None) -> None:
     in_val = split(names, groups, found, args.val, args.seed)
     texts = ["".join(f"{name}\n" for name in np.array(names)[in_val == part]) for part in (False, True)]
     for path, text in zip(lists, texts, strict=True):
-        is_same = path.is_file() and path.read_bytes() == text.encode(errors="surrogateescape")  # left by a kill
+        content = text.encode(errors="surrogateescape")
+        is_same = path.is_file() and read_bytes(path, MAX_LIST) == content  # left by a kill
         if os.path.lexists(path) and not is_same:  # also a folder, a pipe, or a link to nothing
             raise UserError(f"{path}: exists: remove it to split the data again")
     for path, text in zip(lists, texts, strict=True):

@@ -58,6 +58,7 @@ def check(
     if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")
     summary = Summary(str(root), dataset, num_classes_given=num_classes is not None, splits=paths.splits)
+    summary.repeats = findings.repeats
     summary.flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
     summary.class_file = classes or _class_file(root)
     if summary.class_file:

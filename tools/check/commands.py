@@ -49,7 +49,7 @@ def _recipe(summary: Summary) -> Recipe:
     device, memory = CPU, 0.0
     if torch.cuda.is_available():
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
-    sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]]
+    sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]] + summary.repeats
     large, _ = large_images(sizes, device.crop_size)
     first_class = summary.classes[0].name if summary.class_file else ""
     facts = Facts(summary.dataset, num_train, sizes, device, memory, large=large, first_class=first_class)

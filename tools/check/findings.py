@@ -90,6 +90,7 @@ class Findings:
 
     def __init__(self, root: Path):
         self.root = root
+        self.repeats = 0  # of names in the training list, which are no fault
         self._found: dict[str, Finding] = {}
 
     def add(self, code: str, where: Path | str, note: str = "") -> None:

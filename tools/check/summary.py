@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from support.errors import shortened
 from support.labels import IGNORE
 from tools.check.findings import Findings
 from tools.check.measure import Facts
@@ -35,13 +36,15 @@ class Summary:
     images: {split: number}. labels: {split: {"mask", "scribble" or "pseudo": number of files}}. sizes: {"WIDTHxHEIGHT":
     number of images}, most frequent first. ignored: {split: share of label pixels that are 255}.
     flags: {name: value} of the data flags that are set. splits: names of the training and the validation split.
-    class_file: preset or file of the class names, "" for none. notes: lines for information.
+    class_file: preset or file of the class names, "" for none. repeats: lines of the training list that name an image
+    again, which counts once here. notes: lines for information.
     """
 
     root: str
     dataset: str
     num_classes: int = 0
     num_classes_given: bool = False
+    repeats: int = 0
     class_file: str = ""
     flags: dict[str, str] = field(default_factory=dict)
     splits: tuple[str, str] = ("train", "val")
@@ -98,6 +101,10 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
         labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"
         ignored = f"; {summary.ignored[split]:.1%} of their pixels ignored" if summary.labels[split] else ""
         lines.append(f"  {split}: {count} images; labels: {labels}{ignored}")
+    if summary.repeats:
+        lines.append(
+            f"  {summary.repeats} more line(s) for {summary.splits[0]} repeat images: training reads all lines"
+        )
     sizes = ", ".join(f"{size} ({count})" for size, count in list(summary.sizes.items())[:NUM_SIZES]) or "none"
     more = len(summary.sizes) - NUM_SIZES
     lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
@@ -159,7 +166,7 @@ def _finding_lines(findings: Findings) -> list[str]:
         lines.append(f"{finding.severity:7} {finding.code} ({count}): {finding.what}")
         lines.append(f"        to do: {finding.do}")
         for file, note in list(zip(finding.files, finding.notes, strict=True))[:NUM_EXAMPLES]:
-            lines.append(f"          {file}" + (f": {note}" if note else ""))
+            lines.append(shortened(f"          {file}" + (f": {note}" if note else ""), 500))
         if count > NUM_EXAMPLES:
             lines.append(f"          and {count - NUM_EXAMPLES} more (--json lists all)")
     return lines

@@ -9,7 +9,7 @@ from pathlib import Path
 from data import layout
 from data.folders import left_out
 from data.layout import Split
-from data.plain import find_flags, find_whole
+from data.plain import ListError, find_flags, find_whole
 from support.errors import UserError
 from support.labels import MAPS
 from tools.check.findings import Findings
@@ -95,6 +95,8 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
     for key, number in Counter(key for key, _ in matches).items():
         if number > 1 and not is_train:  # allowed in training: it weights an image
             findings.add("listed-twice", f"{name}: {key}", f"{number} times")
+    if is_train:
+        findings.repeats = len(matches) - len(dict(matches))
     if not matches:
         findings.add("split-missing", name, f"no images in {split.folders['image']}")
     for path, note in left_out(split.folders["image"]).items() if split.listed is None else ():
@@ -150,7 +152,7 @@ def survey(
     for name in names:
         try:
             splits[name] = find_split(root, dataset, paths, name)
-        except layout.ListError:
+        except ListError:
             raise
         except UserError as error:
             missing[name] = str(error).removesuffix(find_flags(root))  # that is this command

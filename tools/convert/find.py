@@ -9,16 +9,17 @@ from data.images import LABEL_SUFFIXES
 from data.images.files import opened
 from data.layout import list_folder
 from support import shell
-from support.errors import UserError
+from support.errors import InputError, UserError
+from support.files import read_bytes
 from support.terminal import say
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import MASK_FOLDERS, check_hint
 from tools.convert.formats.labelstudio import find_brushes
-from tools.convert.reading import read_json, read_xml
+from tools.convert.reading import MAX_BYTES, read_json, read_xml
 
 MAX_FILES, MAX_TEXTS = 2000, 200  # files to look into
 MAX_MASKS = 8
-HEAD = 65536  # bytes that are read of a .csv or .txt file; of others, all
+HEAD = 65536  # bytes that are looked at in a .csv or .txt file; in others, all
 
 # (kind, suffix of its files, patterns that they have), the more special ones first.
 PATTERNS = (
@@ -29,6 +30,7 @@ PATTERNS = (
     ("via", ".json", (rb'"regions"', rb'"shape_attributes"')),
     ("csv", ".csv", (rb"(?i)\A[^\n]*(encod|rle|segmentation|polygon|mask|bbox|xmin|region_|shape)",)),
     ("cvat", ".xml", (rb"<annotations", rb"<image\s")),
+    ("boxes", ".xml", (rb"<annotation", rb"<bndbox>")),
     ("scribblesup", ".xml", (rb"<annotation>", rb"<polygon>", rb"<tag>")),
     ("yolo", ".txt", (rb"^\d+(\.0*|\.\d+e\+\d+)?([ \t]+[-+.\de]+){4,}\s*$",)),
 )
@@ -36,6 +38,7 @@ READERS = {".json": read_json, ".xml": read_xml}
 REFUSED = {  # kinds that are known but not read
     "supervisely": "Supervisely's own format is not read: export COCO there",
     "csv": "annotations in CSV are not read: write them as COCO's JSON, which may hold RLE, or as PNG masks",
+    "boxes": "PASCAL VOC's XML files hold boxes, which are no masks: draw outlines, such as polygons in LabelMe",
     "via": "VIA's JSON is not read: in VIA, choose Annotation, Export Annotations (COCO format)",
 }
 NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no conversion
@@ -119,9 +122,8 @@ def _files(source: Path) -> list[Path]:
 def _kind_of(path: Path) -> str:
     """Return the kind of the labels in a file; "" if it is unknown, or the file cannot be read."""
     try:
-        with path.open("rb") as file:
-            text = file.read(HEAD if path.suffix.lower() in (".csv", ".txt") else -1)
-    except OSError:
+        text = read_bytes(path, MAX_BYTES)[: HEAD if path.suffix.lower() in (".csv", ".txt") else None]
+    except InputError:
         return ""
     for kind, suffix, patterns in PATTERNS:
         if path.suffix.lower() == suffix and all(re.search(pattern, text, re.MULTILINE) for pattern in patterns):

@@ -18,6 +18,8 @@ from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
 from tools.convert.source import Draw, Entry, Numbering, Options, Result
 
+DIFFERS = "exists and differs: not overwritten; remove it to convert it again"
+
 
 class Job(NamedTuple):
     """What all entries have in common. options: the flags. images, masks: the folders where they go."""
@@ -97,19 +99,21 @@ def paint(entry: Entry, size: tuple[int, int], job: Job, result: Result) -> np.n
 
 def write_mask(target: Path, label: np.ndarray, colours: np.ndarray) -> None:
     """Write a palette PNG, unless it is there. Raises InputError if another mask is there."""
-    if not target.exists():
+    if not os.path.lexists(target):
         write_atomic(target, label_png(label, colours), parents=True)
         return
-    with opened(target) as present:
-        if not np.array_equal(np.asarray(present), label):
-            raise InputError(f"{target}: exists and differs: not overwritten; remove it to convert it again")
+    is_same = False
+    with contextlib.suppress(UserError), opened(target) as present:
+        is_same = np.array_equal(np.asarray(present), label)
+    if not is_same:  # or a folder, or a link to nothing
+        raise InputError(f"{target}: {DIFFERS}")
 
 
 def _put(target: Path, source: Path) -> None:
     """Make a hard link to an image, or a copy if the disk cannot link. Raises InputError if another image is there."""
-    if target.exists():
-        if not filecmp.cmp(source, target, shallow=False):
-            raise InputError(f"{target}: exists and differs: not overwritten; remove it to convert it again")
+    if os.path.lexists(target):
+        if not (target.is_file() and filecmp.cmp(source, target, shallow=False)):
+            raise InputError(f"{target}: {DIFFERS}")
         return
     with write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)

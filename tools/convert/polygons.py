@@ -5,8 +5,9 @@ Coordinates are in pixels from the image's top left corner, so the pixel in row 
 edge neither overlap nor leave a gap. What lies outside the image is cut off.
 """
 
+import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,16 +29,26 @@ class Patch(NamedTuple):
     is_thin: bool = False
 
 
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
+
 EMPTY = Patch(0, 0, np.zeros((0, 0), bool))
 
 
-def read_points(values: object, where: str) -> np.ndarray:
+def number(value: object) -> float:
+    """Return a number of JSON, or its text in decimal digits. Raises ValueError for others, such as true or "1_2"."""
+    is_text = isinstance(value, str) and _NUMBER.fullmatch(value.strip())
+    if not is_text and type(value) not in (int, float):
+        raise ValueError
+    return float(value)  # type: ignore[arg-type]
+
+
+def read_points(values: Any, where: str) -> np.ndarray:
     """Return [[x, y], ...] from a file as a float64 array (N, 2).
 
     Raises InputError, naming `where`, if the values are not points, or not finite.
     """
     try:
-        points = np.array(values, np.float64)
+        points = np.array([[*map(number, pair)] if isinstance(pair, list) else number(pair) for pair in values])
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{where}: coordinates that are not numbers") from None
     if points.shape == (0,):  # of []
@@ -151,10 +162,11 @@ def from_runs(runs: Sequence[int | str], num_pixels: int, where: str) -> np.ndar
     Raises InputError if the lengths do not fit.
     """
     try:
-        lengths = np.array(runs, np.int64)
-    except (TypeError, ValueError, OverflowError):
+        lengths = np.array([*map(number, runs)])
+    except (ValueError, OverflowError):
         raise InputError(f"{where}: run lengths that are not whole numbers") from None
-    total = lengths.sum(dtype=np.float64)  # a sum of int64 may overflow to the right number
-    if lengths.ndim != 1 or (lengths < 0).any() or total != num_pixels:
-        raise InputError(f"{where}: run lengths of {total:.0f} pixels in all, but the mask has {num_pixels}")
-    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    if (is_wrong := ~(lengths >= 0) | (lengths != np.floor(lengths))).any():
+        raise InputError(f"{where}: a run length of {lengths[is_wrong][0]:g} pixels")
+    if lengths.sum() != num_pixels:
+        raise InputError(f"{where}: run lengths of {lengths.sum():.0f} pixels in all, but the mask has {num_pixels}")
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths.astype(np.int64))

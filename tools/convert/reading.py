@@ -7,17 +7,17 @@ import posixpath
 import re
 import unicodedata
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data.images import IMAGE_SUFFIXES
-from data.layout import list_folder
+from data.layout import list_folder, read_list, without_suffix
 from support.errors import InputError, UserError
 from support.files import read_bytes
-from tools.convert.polygons import LIMIT
+from tools.convert.polygons import LIMIT, number
 
 MAX_BYTES = 2**31  # of an annotation file; the largest known one, of LVIS, has 1.1 GB
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -29,6 +29,8 @@ def read_json(path: Path) -> Any:
     try:
         try:
             return json.loads(data)
+        except UnicodeDecodeError:
+            raise ValueError("not UTF-8 text: save it as UTF-8") from None
         except json.JSONDecodeError:
             raise
         except ValueError:  # Python refuses the whole file for one integer of more than 4300 digits
@@ -59,6 +61,28 @@ def split_of(name: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def read_splits(folder: Path | None, images: Collection[str], faults: list[str]) -> dict[str, str]:
+    """Return {image name: split} of the lists in a folder, which are named after their splits; {} without a folder.
+
+    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
+    train, val and test take precedence over others, such as VOC's trainval. Adds a fault on names that are not in
+    `images`, and on those in two of train, val and test.
+    """
+    splits, missing, twice = dict[str, str](), dict[str, str](), dict[str, str]()
+    lists = sorted(folder.glob("*.txt")) if folder else []
+    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
+        split = "" if path.stem == "default" else split_of(path.stem) or path.stem
+        for name in (without_suffix(listed, images) for listed in read_list(path)):
+            if name not in images:
+                missing.setdefault(name, f"{path}: {name!r}")
+            elif splits.setdefault(name, split) != split and split_of(path.stem):
+                twice.setdefault(name, f"{path}: {name!r}, which stays in {splits[name]}")
+    for found, problem in ((missing, "have no image and are left out"), (twice, "are in two splits")):
+        if found:
+            faults.append(f"{len(found)} listed name(s) {problem}, such as {next(iter(found.values()))}")
+    return splits
+
+
 def value_of(record: object, key: str, kind: type | tuple[type, ...], where: str) -> Any:
     """Return record[key]; raise InputError, naming `where`, if there is none or it is not of the type `kind`."""
     value = record.get(key) if isinstance(record, dict) else None
@@ -78,8 +102,8 @@ def whole_number(value: object) -> int | None:
 def size_of(height: object, width: object, where: str) -> tuple[int, int]:
     """Return (height, width) of numbers or their text; raise InputError if they are no positive numbers of pixels."""
     try:
-        size = float(height), float(width)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+        size = number(height), number(width)
+    except (ValueError, OverflowError):
         raise InputError(f"{where}: height or width is missing or not a number") from None
     if not all(1 <= side < LIMIT for side in size):  # False for NaN, too
         raise InputError(f"{where}: an image of {width}x{height} pixels")

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.images import IMAGE_SUFFIXES
-from data.layout import SCRIBBLES
+from data.layout import SCRIBBLES, list_folder
 from support import shell
 from support.errors import UserError
-from support.files import write_atomic
+from support.files import read_bytes, write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
 from support.results import claim
@@ -23,7 +23,7 @@ from tools.convert.formats import KINDS
 from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.formats.labelstudio import BRUSH
 from tools.convert.output import Job, convert
-from tools.convert.reading import output_name
+from tools.convert.reading import MAX_BYTES, output_name
 from tools.convert.source import Entry, Numbering, Result, Source, number_classes, read_known
 
 MOST_FAULTS = 20  # faults that are named
@@ -52,19 +52,24 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     numbering = number_classes(source, args.known, unlabelled, args.classes)
     folders = ("JPEGImages", SCRIBBLES) if args.scribbles else ("images", "masks")
     images, masks = (args.out / folder / args.split for folder in folders)
-    classes = args.out / "classes.txt"
-    if os.path.lexists(classes) and not (classes.is_file() and classes.read_bytes() == numbering.text().encode()):
+    classes, text = args.out / "classes.txt", numbering.text()
+    if os.path.lexists(classes) and not (classes.is_file() and read_bytes(classes, MAX_BYTES) == text.encode()):
         raise UserError(
             f"{classes}: exists, but is not the list of this export's classes: name a new folder or, to add a --split, "
             f"--classes {classes}"
+        )
+    if comments := [name for name in numbering.names if name.split(" ")[0] == "#"]:
+        raise UserError(
+            f"{args.source}: a class is named {comments[0]!r}, which is a comment in classes.txt: rename it"
         )
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
     settings |= {"kind": name, "source": str(args.source.resolve())}
     claim(note, settings, results, "tools.convert", overwrite=None)
-    write_atomic(classes, numbering.text())
+    write_atomic(classes, text)
     job = Job(kind.draw, args, numbering, images, masks)
     done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
+    source.faults += _stale(masks, args, entries)
     status = _report(args, source, done, numbering)
     return status, [entry.name for entry, result in zip(entries, done, strict=True) if result.is_written]
 
@@ -112,8 +117,8 @@ def _add_unlabelled(source: Source, args: argparse.Namespace) -> None:
 def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
     """Return the entries with the names of their files in OUT; with several splits, names begin with the split.
 
-    An entry whose name an earlier one has, in any letter case, is left out, and a fault. Raises UserError if --split
-    and the labels both name splits.
+    An entry is left out, and a fault, if an earlier one has its image or, in any letter case, its name. Raises
+    UserError if --split and the labels both name splits.
     """
     entries = source.entries
     splits = sorted({entry.split for entry in entries} - {""})
@@ -127,14 +132,30 @@ def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
         entries = [replace(entry, name="/".join(filter(None, (entry.split, entry.name)))) for entry in entries]
     if args.scribbles:  # a list of VOC's has a name on each line, without folder or space
         entries = [replace(entry, name=re.sub(r"[\s/]+", "_", entry.name)) for entry in entries]
-    taken: dict[str, Entry] = {}
+    kept: list[Entry] = []
+    taken: dict[object, Entry] = {}
     for entry in entries:
-        other = taken.setdefault(entry.name.casefold(), entry)
-        if other is not entry:
-            source.faults.append(
-                f"{entry.where}: its output {entry.name!r} would replace that of {other.where}: skipped"
-            )
-    return list(taken.values())
+        image = entry.split, entry.where if entry.extract else os.path.abspath(entry.image)
+        uses = {entry.name.casefold(): f"output {entry.name!r} would replace", image: f"image {entry.image} is"}
+        if twice := [f"its {use} that of {taken[key].where}" for key, use in uses.items() if key in taken]:
+            source.faults.append(f"{entry.where}: {twice[0]}: skipped")
+        else:
+            kept.append(entry)
+            taken |= dict.fromkeys(uses, entry)
+    return kept
+
+
+def _stale(masks: Path, args: argparse.Namespace, entries: list[Entry]) -> list[str]:
+    """Return a line on masks that an earlier start wrote, and that belong to no label any more."""
+    names = {entry.name.casefold() for entry in entries}
+    names |= {path.stem.removeprefix(".made_from_") for path in args.out.glob(".made_from_*.json")}  # of --split
+    found = [
+        paths[0]
+        for name, paths in list_folder(masks, (".png",)).items()
+        if names.isdisjoint((name.casefold(), name.split("/")[0]))
+    ]
+    remedy = f"{args.source} has no usable label for them now: remove them and their images, unless you want them"
+    return [f"{len(found)} mask(s) of an earlier start, such as {found[0]}: {remedy}"] if found else []
 
 
 def _report(args: argparse.Namespace, source: Source, results: list[Result], numbering: Numbering) -> int:
@@ -161,7 +182,7 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
     written = f"{done} image(s) with masks of {len(numbering.names)} classes"
     written += f"; {len(empty)} polygon(s) cover no pixel" if empty else ""
     say(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
-    if any(re.fullmatch("#[0-9a-f]{6}", name) for name in numbering.names):
+    if any(re.fullmatch("#[0-9a-f]{6}", name) for name in source.colours):
         file = args.out / "classes.txt"
         say(f"classes are named by colour: to rename them, edit the first word of each line of {file}")
     if faults:

@@ -182,6 +182,8 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
     for number, name in enumerate(names if not known else ()):
         colours[number] = source.colours.get(name, colours[number])
+    twice = [name for name, count in Counter(cleaned[name] for name in source.names).items() if count > 1]
+    source.notes += [f"several classes are named {name!r}: they become one" for name in twice]
     numbers = {name: number for number, name in enumerate(names)} | dict.fromkeys((IGNORED, *source.ignored), IGNORE)
     numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
     if not source.unlabelled or unlabelled == "ignore":

@@ -18,8 +18,8 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.classes import read_classes
-from data.images import LABEL_SUFFIXES, label_png, read_label
-from data.layout import list_folder, read_list, without_suffix
+from data.images import LABEL_SUFFIXES, NO_JPEG, label_png, read_label
+from data.layout import ANY_SUFFIXES, list_folder, read_list, without_suffix
 from support import program
 from support.errors import UserError
 from support.files import write_atomic
@@ -57,13 +57,18 @@ def main(argv: list[str] | None = None) -> int:
 def find_masks(folder: Path, list_file: Path | None) -> dict[str, Path]:
     """Return {name without suffix: file} of the masks below a folder.
 
-    list_file: names to take, one a line; None takes all. Raises UserError if there is none, or a listed one is missing.
+    list_file: names to take, one a line; None takes all. Raises UserError if there is none, a listed one is missing,
+    or two have one name.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    found = list_folder(folder, LABEL_SUFFIXES)
+    found, every = list_folder(folder, LABEL_SUFFIXES), list_folder(folder, ANY_SUFFIXES)
+    if twice := next((paths for paths in found.values() if len(paths) > 1), None):
+        raise UserError(f"{twice[0]} and {twice[1].name}: two files of one name: remove or rename one")
     if not found:
         raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
+    if not list_file and (others := sorted(every.keys() - found.keys())):
+        warn(f"{len(others)} JPEG file(s), such as {every[others[0]][0]}, left out: {NO_JPEG}")
     names = [without_suffix(line, found) for line in read_list(list_file)] if list_file else list(found)
     if missing := [name for name in names if name not in found]:
         raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")

@@ -6,6 +6,7 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 """
 
 import posixpath
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def read(source: Path, options: Options) -> Source:
             others.append(path)
             return []
         names = _categories(content, path)
+        result.names += [name for name, count in Counter(names.values()).items() if count > 1]  # for a note
         for number, name in names.items():
             categories.setdefault(name, number)
         images: dict[Id, Any] = {}
@@ -70,7 +72,7 @@ def read(source: Path, options: Options) -> Source:
 
     for entries in collect(read_one, annotation_files(source, ".json"), result.faults):
         result.entries += entries
-    result.names = sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
+    result.names[:0] = sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
     if others:
         result.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
     return result
@@ -145,10 +147,10 @@ def _shapes(
         result.notes.append(
             f"{path}: {marked}: drawn as objects, because CVAT and supervision mark every mask as a crowd"
         )
-    num_empty = 0
+    num_empty, is_lost = 0, False
     for position, annotation in enumerate(annotations):
         where = f"{path}: annotations[{position}]"
-        number: Id = -1  # not known yet
+        number: Id | None = None
         try:
             number = _id(annotation, "image_id", where)
             if number not in images:
@@ -171,7 +173,12 @@ def _shapes(
                     shapes[number].append(Shape(None if is_crowd else name, here, part))
         except InputError as error:
             result.faults.append(str(error))
-            shapes.pop(number, None)
+            is_lost |= number not in images
+            shapes.pop(number, None)  # type: ignore[arg-type]
+    if is_lost and (blank := [number for number, found in shapes.items() if not found]):
+        shapes = {number: found for number, found in shapes.items() if found}
+        left = f"{len(blank)} image(s) without an object, such as image {blank[0]}: left out"
+        result.faults.append(f"{path}: {left}: the annotation without an image may be of one of them")
     if num_empty:
         result.notes.append(f"{path}: {num_empty} object(s) have no outline and a box of no area: left out")
     return {number: sorted(found, key=lambda shape: shape.name is not None) for number, found in shapes.items()}

@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from data.classes import MAX_TEXT
 from data.images import LABEL_SUFFIXES, NO_JPEG, decode
-from data.layout import Split, list_folder, match_files, read_list, select
+from data.layout import Split, list_folder, match_files, select
 from support import shell
 from support.errors import InputError, UserError
+from support.files import read_bytes
 from support.progress import progress_bar
 from support.terminal import say
 from tools.convert.polygons import Patch
-from tools.convert.reading import split_of
+from tools.convert.reading import read_splits
 from tools.convert.source import Entry, Options, Result, Source
 
 MOST = 254  # colours of a palette that is found
@@ -41,6 +43,7 @@ def read(source: Path, options: Options) -> Source:
     """
     result = _pairs(source, options)
     if options.known:
+        _check_colours(options)
         result.names, result.unlabelled = options.known.names, False
         return result
     counts: Counter[int] = Counter()
@@ -122,12 +125,12 @@ def draw(entry: Entry, size: tuple[int, int], options: Options, result: Result) 
 
 def has_colours(path: Path) -> bool:
     """Return whether a file of class names has colours; without them it does not say which class a colour is."""
-    return any(char in path.read_text("utf-8", "replace") for char in "#:")
+    return any(char in read_bytes(path, MAX_TEXT) for char in b"#:")
 
 
 def class_file(source: Path) -> str:
     """Return the path of the export's file of names and colours, "" without one, and say that it is used."""
-    found = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name)) and path.is_file()]
+    found = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name))]
     coloured = [path for path in found if has_colours(path)]
     if coloured:
         say(f"classes: {coloured[0]}")
@@ -163,7 +166,8 @@ def _pairs(source: Path, options: Options) -> Source:
         pairs = [(name, files) for name, files in pairs if name.split("/")[0] not in NO_IMAGES]
     if not pairs:
         raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(source)}")
-    result, splits = Source(), _read_splits(source)
+    result = Source()
+    splits = read_splits(_beside(source, LISTS), dict(pairs), result.faults)
     for name, files in pairs:
         (image, *more), found = files["image"], files["mask"]
         if more:
@@ -182,22 +186,6 @@ def _pairs(source: Path, options: Options) -> Source:
     return result
 
 
-def _read_splits(source: Path) -> dict[str, str]:
-    """Return {image name: split} of the lists in ImageSets/Segmentation, which are named after their splits.
-
-    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
-    train, val and test take precedence over others, such as VOC's trainval.
-    """
-    splits: dict[str, str] = {}
-    folder = _beside(source, LISTS)
-    lists = sorted(folder.glob("*.txt")) if folder else []
-    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
-        split = "" if path.stem == "default" else split_of(path.stem) or path.stem
-        for name in read_list(path):
-            splits.setdefault(name, split)
-    return splits
-
-
 def _beside(source: Path, name: str) -> Path | None:
     """Return the file or folder `name` in an export, None without one. source: the export, or its folder of masks."""
     roots = (source, source.parent) if source.name in MASK_FOLDERS else (source,)
@@ -206,6 +194,15 @@ def _beside(source: Path, name: str) -> Path | None:
 
 def _first(source: Path, names: tuple[str, ...]) -> Path:
     return next((source / name for name in names if (source / name).is_dir()), source)
+
+
+def _check_colours(options: Options) -> None:
+    """Raise UserError if two classes of --classes have one colour."""
+    first: dict[int, str] = {}
+    for name, colour in zip(options.known.names, options.known.colours.tolist(), strict=False):
+        if (other := first.setdefault(_pack(colour), name)) != name:
+            twice = f"{other!r} and {name!r} both have the colour {_name(_pack(colour))}"
+            raise UserError(f"--classes {options.classes}: {twice}: give one of them another, in a copy of the file")
 
 
 def _class_of_colour(options: Options) -> dict[int, str | None]:

@@ -103,8 +103,8 @@ def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: 
 def _number(attributes: dict[str, str], key: str, where: str) -> float:
     """Return a number in an attribute. Raises InputError if it is missing, or not a finite number of pixels."""
     try:
-        value = float(attributes[key])
-    except (KeyError, ValueError):
+        value = polygons.number(attributes[key])
+    except (KeyError, ValueError, OverflowError):
         raise InputError(f"{where}: {key} is missing or not a number") from None
     if not abs(value) < polygons.LIMIT:
         raise InputError(f"{where}: {key} is {value}")

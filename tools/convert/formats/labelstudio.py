@@ -105,8 +105,11 @@ def _shapes(
     shapes, images, size = [], set(), None
     for region in regions:
         kind, here = str(region.get("type", "")).removesuffix("labels"), f"{where}: region {region.get('id')}"
-        if kind in UNREAD or (kind in READ and region.get("image_rotation")):
-            raise InputError(f"{here}: a {kind}, or a region of a rotated image: not supported: skipped")
+        if kind in UNREAD:
+            raise InputError(f"{here}: a {kind}: not supported: skipped")
+        if kind in READ and (degrees := region.get("image_rotation")):
+            turned = f"drawn while Label Studio showed the image turned by {degrees} degrees"
+            raise InputError(f"{here}: {turned}: not supported: skipped; turn it back there, and draw again")
         if kind == "keypoint":
             faults.append(f"{here}: a key point has no area: left out")
         if kind not in READ:  # such as choices, which label the whole image
@@ -152,6 +155,8 @@ def patch(region: Any, where: str, size: tuple[int, int], line_width: float) -> 
             pixels = decode(region)
         except UserError as error:
             raise InputError(str(error)) from None
+        if pixels.ndim > 2:
+            raise InputError(f"{where}: has {pixels.shape[2]} channels, but a brush mask is grey: save it as grey PNG")
         if pixels.shape != size:
             raise InputError(f"{where}: {pixels.shape[1]}x{pixels.shape[0]} pixels, but the image has {width}x{height}")
         return Patch(0, 0, pixels >= 128)

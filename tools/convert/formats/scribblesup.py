@@ -5,10 +5,11 @@ Format: scribble_annotation/pascal_2012 of ScribbleSup (Lin et al., CVPR 2016). 
 elements with `X` and `Y`: pixels counted from 1. meng-tang/rloss, convertscribbles.m, draws them 3 pixels wide.
 """
 
+import difflib
 from pathlib import Path
 
 from data.classes import read_classes
-from support.errors import InputError
+from support.errors import InputError, UserError
 from tools.convert.polygons import Patch, read_points, stroke
 from tools.convert.reading import ImageFinder, annotation_files, output_name, read_xml, size_of
 from tools.convert.source import Entry, Options, Shape, Source, collect
@@ -26,7 +27,8 @@ NAMES = {
 def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a folder of ScribbleSup's files, or of one file.
 
-    Without other classes than VOC's, the classes are VOC's 21 in their order.
+    Without other classes than VOC's, the classes are VOC's 21 in their order. Raises UserError if a tag is almost
+    one of VOC's.
     """
     result = Source()
     root = source if source.is_dir() else source.parent
@@ -53,7 +55,15 @@ def read(source: Path, options: Options) -> Source:
 
     result.entries += collect(read_one, annotation_files(source, ".xml"), result.faults)
     names, voc = result.shape_names(), read_classes("voc", None).names
-    result.names = voc if set(names) <= set(voc) else sorted(names)
+    own = [name for name in names if name not in voc]
+    result.names = sorted(names) if own else voc
+    for name in own if not options.known else ():
+        where = next(shape.where for entry in result.entries for shape in entry.record if shape.name == name)
+        if near := difflib.get_close_matches(name.lower(), [*voc, *NAMES], n=1, cutoff=0.8):
+            remedy = f"correct it to {near[0]!r} or, if it is another class, list all classes with --classes FILE"
+            raise UserError(f"{where}: its tag is no class of VOC: {remedy}")
+        if name == own[0] and len(own) < len(names):
+            result.notes.append(f"{where}: its tag is no class of VOC, so the classes are not numbered as VOC's")
     return result
 
 

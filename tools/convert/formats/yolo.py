@@ -29,7 +29,8 @@ def read(source: Path, options: Options) -> Source:
     """Return the images and classes of a YOLO data set. Raises UserError if its labels are key points."""
     if not source.is_dir():
         raise UserError(f"{source}: not a folder: name the one with images and labels")
-    result = Source(_names(source))
+    result = Source()
+    result.names = _names(source, result.notes)
     names = dict(enumerate(result.names))
     images = _by_key(options.images or source, IMAGE_SUFFIXES)
     for key, path in _label_files(source, images):
@@ -54,14 +55,16 @@ def read(source: Path, options: Options) -> Source:
     return result
 
 
-def _names(source: Path) -> list[str]:
-    """Return the names of the classes by number, of a YAML file or of a file of NAMES; [] without both."""
+def _names(source: Path, notes: list[str]) -> list[str]:
+    """Return the class names by number, of a YAML file or of a file of NAMES; [] without both. Note another `nc`."""
     paths = [path for files in list_folder(source, (".yaml", ".yml")).values() for path in files]
     for path in sorted(paths, key=lambda path: len(path.parts)):
         content = read_yaml(path)
-        names = content.get("names") if isinstance(content, dict) else None
-        if not isinstance(names, list | dict):
+        if not isinstance(content, dict) or "names" not in content:
             continue
+        names = content["names"]
+        if not isinstance(names, list | dict):
+            raise UserError(f"{path}: names: {names!r}: must be a list, such as [cat, dog], or {{0: cat, 1: dog}}")
         if "kpt_shape" in content:
             raise UserError(f"{path}: kpt_shape: the labels are key points, which have no area")
         if isinstance(names, dict):
@@ -70,6 +73,8 @@ def _names(source: Path) -> list[str]:
             names = [names[str(number)] for number in range(len(names))]
         if not all(isinstance(name, str) for name in names):
             raise UserError(f"{path}: names: each must be a text")
+        if whole_number(content.get("nc", len(names))) != len(names):
+            notes.append(f"{path}: nc is {content['nc']}, but there are {len(names)} names")
         return names
     files = [path for files in list_folder(source, (".txt", ".names")).values() for path in files if path.name in NAMES]
     return read_list(min(files, key=lambda path: len(path.parts))) if files else []
