@@ -92,6 +92,7 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set})
+    run.check_place(plan, [*train_set.folders.values(), *val_set.folders.values()])
     messages.log_data(cfg, train_set, val_loader, is_main=group.is_main)
     # Wrong labels are found now, not in mid-epoch.
     command = messages.data_check_command(cfg)

@@ -26,6 +26,7 @@ from runs import checkpoint, folder, messages
 from runs.plan import Plan
 from runs.schema import Checkpoint
 from support.errors import UserError
+from support.files import check_place
 
 DEMO_ROOT = Path("dataset/demo")
 NUM_SIZES = 100  # images whose sizes are read for the recipe
@@ -72,11 +73,16 @@ def find_resumed(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | N
     if group.is_main and cfg.resume:  # an error here ends the other ranks, too
         place, path, resumed = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
     place, path = group.broadcast((place, path))
+    chosen, is_new = Path(cfg.logdir, cfg.name), place is None or cfg.reset_data_offset
+    if is_new and group.is_main:
+        check_place(chosen, "--logdir/--name")
+    elif place and cfg.resume != "auto" and {"logdir", "name"} & cfg.typed and place.resolve() != chosen.resolve():
+        log.info(f"the run goes on in {place}, not in {chosen}: for a new folder add --reset_data_offset")
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
         log.info(f"resuming {path}: {where}")
-    return None if cfg.reset_data_offset else place, resumed
+    return None if is_new else place, resumed
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:

@@ -3,7 +3,7 @@
 import io
 import logging
 import logging.handlers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO
 
@@ -24,7 +24,7 @@ from runs.metrics import Metrics
 from runs.plan import Plan
 from runs.state import TrainState
 from support.errors import DivergedError, UserError, in_one_line
-from support.files import write_atomic
+from support.files import check_place, write_atomic
 
 KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
 
@@ -64,6 +64,11 @@ class Run:
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_miou, state.validations_since_best = -1.0, 0
 
+    def check_place(self, plan: Plan, data: Iterable[Path]) -> None:
+        """Raise UserError if a new run's folder would be in one of the data's folders."""
+        if self.group.is_main and plan.folder is None:
+            check_place(Path(plan.cfg.logdir, plan.cfg.name), "--logdir/--name", data)
+
     def _open(self, plan: Plan, step: int) -> None:
         cfg = plan.cfg
         if plan.folder:
@@ -80,7 +85,10 @@ class Run:
         if set_aside := folder.tidy(self.folder, step):
             log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
         checkpoint.drop_older(self.folder, self._keep)  # a killed process may have left one more
-        write_atomic(self.folder / "config.yaml", config.dump(cfg), sync=True)
+        file, text = self.folder / "config.yaml", config.dump(cfg)
+        if file.is_file() and (old := file.read_bytes()) != text.encode():
+            write_atomic(file.with_name("config.yaml.old"), memoryview(old))
+        write_atomic(file, text, sync=True)
 
     def show_samples(self, draw: Callable[[], np.ndarray]) -> None:
         """Write augmented.jpg of a new run: draw() returns a picture of training samples, (H, W, 3) uint8."""

@@ -10,6 +10,7 @@ from support.errors import UserError
 from support.shell import document
 
 BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MOST_RANKS = 2**16
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
             f"rank {place.rank} with world size {place.world_size}: ranks are 0 to {place.world_size - 1}; check "
             f"{place.launcher}"
         )
+    if place.world_size > MOST_RANKS:
+        raise UserError(f"world size {place.world_size}: at most {MOST_RANKS} processes; check {place.launcher}")
     return place if place.local_rank >= 0 else replace(place, local_rank=local_rank)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from support import signals, terminal
-from support.errors import UserError, in_one_line, report
+from support.errors import UserError, in_one_line, of_path, report
 from support.launchers import rank_of
 
 
@@ -25,6 +25,10 @@ def run(main: Callable[[], int | None]) -> int:
     signals.terminate_on_signals()
     try:
         return main() or 0
+    except OSError as error:
+        if not (problem := of_path(error)):
+            raise
+        return report(problem, rank_of(os.environ))
     except (UserError, KeyboardInterrupt) as error:
         return report(error, rank_of(os.environ))
 
@@ -65,7 +69,7 @@ def check_command_line(read: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def advice(device: str, out_of_memory: str) -> Iterator[None]:
-    """Turn out-of-memory, full-disk and killed-worker errors of the body into a UserError; other errors propagate.
+    """Turn errors of memory, disks, paths and killed workers in the body into a UserError; other errors propagate.
 
     device: name of the device, for the message. out_of_memory: the remedy for lack of memory.
     """
@@ -73,7 +77,7 @@ def advice(device: str, out_of_memory: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            raise of_path(error) or error from None
         raise UserError(
             f"{error.filename or 'a disk, or /dev/shm'}: {error.strerror}: make room, then start again"
         ) from None
