@@ -194,6 +194,19 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
     train.main(words)  # a lock dies with its process
 
 
+def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, tmp_path, caplog):
+    folder = demo_run(name="x").rename(tmp_path / "copy")
+    (folder / "config.yaml").write_text("seed: 3  # mine")
+    demo_run(name="new", resume=folder / "last.pt", epochs=2)
+    said = f"the run goes on in {folder}, not in {tmp_path / 'new'}: for a new folder add --reset_data_offset"
+    assert said in caplog.messages
+    assert (folder / "config.yaml.old").read_text() == "seed: 3  # mine"
+    assert not (tmp_path / "new").exists()
+    caplog.clear()
+    demo_run(name="copy", resume=folder / "last.pt", epochs=3)
+    assert not any("goes on in" in message for message in caplog.messages)
+
+
 def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(demo_run, tmp_path):
     source = vars(checkpoint.read_run(demo_run(name="x") / "last.pt"))
     sums = []
