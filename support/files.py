@@ -114,7 +114,8 @@ def check_place(path: Path, flag: str, inputs: Iterable[Path] = (), *, is_folder
     """
     for place in (path, *path.parents)[not is_folder :]:
         if os.path.lexists(place) and not os.path.isdir(place):
-            raise UserError(f"{flag} {path}: {'' if place == path else f'{place} '}is a file: name a folder")
+            kind = "a file" if os.path.exists(place) else "a link to nothing"
+            raise UserError(f"{flag} {path}: {'' if place == path else f'{place} '}is {kind}: name a folder")
     around = [Path(os.path.realpath(path)), *Path(os.path.realpath(path)).parents]
     for place in (place for place in around if place.name in DATA_FOLDERS):
         if any(os.path.isdir(place.with_name(name)) for name in DATA_FOLDERS - {place.name}):

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -76,11 +75,7 @@ def advice(device: str, out_of_memory: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise of_path(error) or error from None
-        raise UserError(
-            f"{error.filename or 'a disk, or /dev/shm'}: {error.strerror}: make room, then start again"
-        ) from None
+        raise of_path(error) or error from None
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if "DataLoader worker" in text:
