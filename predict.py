@@ -34,7 +34,7 @@ from exporting.onnx import OnnxModel
 from prediction.inputs import Images, film_hint, find_inputs, header_of
 from prediction.outputs import Outputs
 from support.errors import UserError
-from support.files import sha256
+from support.files import check_place, sha256
 from support.progress import progress_bar
 from trained import LOADER_FLAGS, inference_settings, load_on_ranks, on_all_ranks, read_flags
 from utils import make_loader
@@ -58,10 +58,10 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
 
     overrides: {flag: value} that replaces the checkpoint's.
     """
-    model, classes, background, settings, data = load_model(flags, overrides, group)
+    model, classes, background, settings = load_model(flags, overrides, group)
     wanted = {"overlays": flags.overlay, "probs": flags.probs}
     with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
-        inputs, pending = group.broadcast(plan(flags, outputs, settings, data) if group.is_main else None)
+        inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
         errors = predict(model, inputs, pending, outputs, group, flags)
     kinds = ["masks", *(kind for kind, is_wanted in wanted.items() if is_wanted)]
     files = ", ".join(str(outputs.path(kind, "NAME")) for kind in kinds)
@@ -71,10 +71,8 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
     return 1 if errors else 0
 
 
-def load_model(
-    flags: PredictFlags, overrides: dict, group: Group
-) -> tuple[ImagePredictor, Classes, int | None, dict, list[Path]]:
-    """Return the model, its classes, background class or None, all that predictions depend on, and its data's folders.
+def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[ImagePredictor, Classes, int | None, dict]:
+    """Return the model, its classes, background class or None, all that predictions depend on.
 
     overrides: as in predict_all(). Raises UserError if a flag does not apply to --model.
     """
@@ -89,22 +87,23 @@ def load_model(
         model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
         classes = read_classes(flags.classes, model.num_classes) if flags.classes else model.classes
         settings = {"model": sha256(model.path), "colours": classes.colours[: model.num_classes].tolist()}
-        return model, classes, flags.background_class, settings, []
+        return model, classes, flags.background_class, settings
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, classes = trained.cfg, trained.classes
+    check_place(Path(flags.output), "--output", data_folders(cfg))
     settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
     settings = {"checkpoint": sha256(trained.path), **settings, "colours": classes.colours[: cfg.numclasses].tolist()}
-    return predictor, classes, cfg.background_class, settings, data_folders(cfg)
+    return predictor, classes, cfg.background_class, settings
 
 
-def plan(flags: PredictFlags, outputs: Outputs, settings: dict, data: list[Path]) -> tuple[dict[str, Path], set[str]]:
+def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[dict[str, Path], set[str]]:
     """Claim the output folder and return ({name: image} of all inputs, the pending names); ({}, set()) if all are done.
 
-    Only rank 0 calls this function. settings: all that predictions depend on; written to predictions.json. data:
-    folders where nothing may be written. Raises UserError if the folder has predictions with other settings.
+    Only rank 0 calls this function. settings: all that predictions depend on; written to predictions.json. Raises
+    UserError if the folder has predictions with other settings.
     """
     base, inputs, others = find_inputs(flags.input, outputs.folder)
-    outputs.claim({"input": str(base.resolve()), **settings}, inputs, data, overwrite=flags.overwrite)
+    outputs.claim({"input": str(base.resolve()), **settings}, inputs, overwrite=flags.overwrite)
     pending = {name for name in inputs if not outputs.is_done(name)}
     counts = [f"{len(pending)} to predict"]
     if len(pending) < len(inputs):

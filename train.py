@@ -47,6 +47,7 @@ from runs.run import Run
 from runs.schedule import Schedule
 from runs.state import TrainState
 from support.errors import STOPPED
+from support.files import check_place
 
 MORE_MEMORY = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
@@ -92,7 +93,9 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     train_loader, val_loader = utils.get_loader(cfg, "train", group), utils.get_loader(cfg, "val", group)
     train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
     checks.check_setup(group, {"training list": train_set, "validation list": val_set})
-    run.check_place(plan, [*train_set.folders.values(), *val_set.folders.values()])
+    if plan.folder is None:  # a new run
+        data = (*train_set.folders.values(), *val_set.folders.values())
+        check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
     messages.log_data(cfg, train_set, val_loader, is_main=group.is_main)
     # Wrong labels are found now, not in mid-epoch.
     command = messages.data_check_command(cfg)

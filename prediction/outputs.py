@@ -46,16 +46,15 @@ class Outputs:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=error[0] is not None)
 
-    def claim(self, settings: dict, images: dict[str, Path], data: list[Path], *, overwrite: bool) -> None:
+    def claim(self, settings: dict, images: dict[str, Path], *, overwrite: bool) -> None:
         """Write predictions.json, or check that its settings are these, as support.results.claim(). Only for rank 0.
 
-        images: {name: file} of all inputs; the predictions of a file that has changed are removed. data: folders of
-        the data set, where nothing may be written.
+        images: {name: file} of all inputs; the predictions of a file that has changed are removed.
         """
         overlays = {"background": self.background} if self.overlays else False
         settings = settings | {"overlay": overlays, "probs": self.probs}
         states = {name: [os.stat(file).st_size, os.stat(file).st_mtime_ns] for name, file in images.items()}
-        options: dict = {"flag": "--output", "inputs": data, "overwrite": overwrite, "files": states}
+        options: dict = {"flag": "--output", "overwrite": overwrite, "files": states}
         options["paths"] = lambda name: [self.path(kind, name) for kind in SUFFIXES]
         claim(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", **options)
 

@@ -3,7 +3,7 @@
 import io
 import logging
 import logging.handlers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -24,7 +24,7 @@ from runs.metrics import Metrics
 from runs.plan import Plan
 from runs.state import TrainState
 from support.errors import DivergedError, UserError, in_one_line
-from support.files import check_place, write_atomic
+from support.files import write_atomic
 
 KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
 
@@ -63,11 +63,6 @@ class Run:
         self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_miou, state.validations_since_best = -1.0, 0
-
-    def check_place(self, plan: Plan, data: Iterable[Path]) -> None:
-        """Raise UserError if a new run's folder would be in one of the data's folders."""
-        if self.group.is_main and plan.folder is None:
-            check_place(Path(plan.cfg.logdir, plan.cfg.name), "--logdir/--name", data)
 
     def _open(self, plan: Plan, step: int) -> None:
         cfg = plan.cfg
