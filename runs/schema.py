@@ -117,8 +117,6 @@ def check_run(content: dict) -> Checkpoint:
     if model.config is None:
         raise UserError("config is missing")
     content = _checked({"ema": None} | content | {"config": model.config, "texts": model.texts}, RUN, "")
-    if content["validated"] > content["step"]:
-        raise UserError(f"validated {content['validated']}: must be at most step, {content['step']}")
     return Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint)})
 
 

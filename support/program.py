@@ -16,7 +16,7 @@ from support.launchers import rank_of
 def run(main: Callable[[], int | None]) -> int:
     """Call main and return the exit status: main's own (None: 0), 2 after a UserError, or report()'s after a signal.
 
-    A UserError prints one line. Any other exception is a bug and leaves with its traceback.
+    A UserError prints one line, and so does an OSError of_path(). Any other exception is a bug, with its traceback.
     """
     terminal.configure()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by check_command_line()
@@ -24,12 +24,10 @@ def run(main: Callable[[], int | None]) -> int:
     signals.terminate_on_signals()
     try:
         return main() or 0
-    except OSError as error:
-        if not (problem := of_path(error)):
+    except (UserError, KeyboardInterrupt, OSError) as error:
+        if not (problem := of_path(error) if isinstance(error, OSError) else error):
             raise
         return report(problem, rank_of(os.environ))
-    except (UserError, KeyboardInterrupt) as error:
-        return report(error, rank_of(os.environ))
 
 
 def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
