@@ -14,6 +14,7 @@ from pathlib import Path
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from flags import Config
 from flags.programs import EVALUATE, EvaluateFlags
 from support import program
 
@@ -28,7 +29,7 @@ from inference.report import describe_protocol, page
 from inference.scoring import Result, gather_predictions, score
 from inference.trained import load_on_ranks, on_all_ranks, read_flags
 from support.errors import UserError
-from support.files import check_writable, write_atomic
+from support.files import check_file, write_atomic
 from training import scores as metrics
 from training.data import prepare_demo_data
 from utils import get_eval_loader
@@ -54,7 +55,8 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     loader = get_eval_loader(cfg, split, group)
     dataset = loader.dataset
     checks.check_setup(group, {f"{split} list": dataset})
-    check_outputs(flags, dataset, group)
+    if group.is_main:  # an error ends the other ranks, too
+        check_outputs(flags, cfg, dataset)
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 
@@ -75,17 +77,14 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         log.info(f"report: {path}")
 
 
-def check_outputs(flags: EvaluateFlags, dataset: SegmentationDataset, group: Group) -> None:
-    """Raise UserError if --report or --json cannot be written, or is inside the data set."""
-    if flags.json and Path(flags.json).is_dir():
-        raise UserError(f"--json {flags.json}: is a folder: name a file")
-    outputs = {"--report": flags.report, "--json": flags.json and Path(flags.json).parent}
-    for name, folder in outputs.items():
-        for data in dataset.folders.values() if folder else ():
-            if Path(folder).resolve().is_relative_to(data.resolve()):
-                raise UserError(f"{name} {folder}: is in the data set ({data}), whose files it would overwrite")
-        if folder and group.is_main:
-            check_writable(Path(folder), name)
+def check_outputs(flags: EvaluateFlags, cfg: Config, dataset: SegmentationDataset) -> None:
+    """Raise UserError if --report or --json cannot be written, or would replace a file that they should not."""
+    inputs = [Path(flags.checkpoint), *map(Path, filter(None, (cfg.classes, cfg.label_map)))]
+    inputs += dataset.folders.values()
+    if flags.report:
+        check_file(Path(flags.report, "index.html"), "--report", mark="Nothing is loaded from anywhere", inputs=inputs)
+    if flags.json:
+        check_file(Path(flags.json), "--json", mark='"per_image": [', inputs=inputs)
 
 
 def as_dict(result: Result) -> dict:

@@ -31,9 +31,9 @@ from inference.exporting.graph import MIN_SIZE, WholeImage, trace
 from inference.exporting.onnx import FORMAT, LONG_SIDE, OnnxModel, check_onnx, write_onnx
 from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
-from support.files import check_writable, remove_scratch, writing
+from support.files import NO_FOLDER, check_file, remove_scratch, writing
 from support.progress import progress_bar
-from training.data import find_masks
+from training.data import data_folders, find_masks
 from training.record.log import start_logging
 
 log = logging.getLogger("segtrain")
@@ -71,9 +71,11 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
     outputs = ["labels"] + [name for name in ("probs", "logits") if getattr(flags, name)]
     path = Path(flags.output) if flags.output else trained.path.parent
     if path.suffix.lower() != ".onnx" or path.is_dir():  # --output names a folder
+        if path.suffix.lower() in NO_FOLDER and not path.is_dir():
+            raise UserError(f"--output {path}: name an .onnx file, such as {path.with_suffix('.onnx')}, or a folder")
         path /= f"{trained.path.stem}.onnx"
     folder = path.parent
-    check_writable(folder, "--output")
+    check_file(path, "--output", mark="segtrain_format", inputs=data_folders(trained.cfg))
     remove_scratch(folder.glob(".*.part*"))  # as large as the model
     images = find_images(trained)
 

@@ -34,9 +34,9 @@ from inference.outputs import Outputs
 from inference.predictor import ImagePredictor, predict_batch, window_steps
 from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, on_all_ranks, read_flags
 from support.errors import UserError
-from support.files import sha256
+from support.files import check_place, sha256
 from support.progress import progress_bar
-from training.data import make_loader
+from training.data import data_folders, make_loader
 
 log = logging.getLogger("segtrain")
 
@@ -89,6 +89,7 @@ def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[Imag
         return model, classes, flags.background_class, settings
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, classes = trained.cfg, trained.classes
+    check_place(Path(flags.output), "--output", data_folders(cfg))
     settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
     settings = {"checkpoint": sha256(trained.path), **settings, "colours": classes.colours[: cfg.numclasses].tolist()}
     return predictor, classes, cfg.background_class, settings
@@ -101,7 +102,7 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[dict[st
     UserError if the folder has predictions with other settings.
     """
     base, inputs, others = find_inputs(flags.input, outputs.folder)
-    outputs.claim({"input": str(base.resolve()), **settings}, overwrite=flags.overwrite)
+    outputs.claim({"input": str(base.resolve()), **settings}, inputs, overwrite=flags.overwrite)
     pending = {name for name in inputs if not outputs.is_done(name)}
     counts = [f"{len(pending)} to predict"]
     if len(pending) < len(inputs):

@@ -27,7 +27,7 @@ from inference.pseudo.work import Work
 from inference.trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
 from support import shell
 from support.errors import UserError
-from support.files import sha256, write_atomic
+from support.files import check_file, sha256, write_atomic
 from support.results import claim
 from training.data import prepare_demo_data
 
@@ -77,7 +77,9 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     work = Work(folder, dataset, group, cfg, predictor, flags)
     work.check_strokes()
     if group.is_main:
-        claim(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", overwrite=flags.overwrite)
+        options: dict = {"flag": "--output", "inputs": dataset.folders.values(), "overwrite": flags.overwrite}
+        options |= {"files": dict.fromkeys(dataset.names), "paths": lambda name: [folder.label_path(name)]}
+        claim(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", **options)
     group.barrier()
 
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
@@ -98,6 +100,7 @@ def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cf
         read_preset("classes", cfg.classes)
     except UserError:  # a checkpoint that was moved has the names, and train.py needs a file
         values["classes"] = Path(flags.output) / "classes.txt"
+        check_file(values["classes"], "--output", mark=cfg.texts["classes"])
         write_atomic(values["classes"], cfg.texts["classes"])
     for name, value in values.items():
         if value != FLAGS[name].default:

@@ -16,7 +16,7 @@ def find_device(name: str, local_rank: int, local_world_size: int) -> torch.devi
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         known = device.type in ("cpu", "cuda")
-    except RuntimeError:
+    except (RuntimeError, TypeError):  # TypeError: of Python code
         known = False
     if not known:
         raise UserError(f"--device {name}: not a device; use auto, cpu, cuda or cuda:N")

@@ -27,6 +27,7 @@ LEAVE_SECONDS = 5.0  # how long a failing rank waits for the others to leave
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 CONNECT_SECONDS = 10.0  # for each address of rank 0
 POLL_SECONDS = 0.2  # how often a waiting rank looks for signals and for the deadline
+NAMED = 8  # missing ranks that a message lists
 TICK_SECONDS = 0.5  # how often a rank says that it is alive
 # How long an ending rank may take to finish a checkpoint. torchrun kills it 30 s after the first rank has ended.
 WRITE_SECONDS = 20.0
@@ -121,7 +122,8 @@ class Lifeline:
                     missing.remove(int(rank))
                     self._add(line, messages, f"rank {rank} {process}")
                     continue
-                ranks = f"rank(s) {sorted(missing)} of {self.world_size}"
+                first = ", ".join(map(str, sorted(missing)[:NAMED])) + (" ..." if len(missing) > NAMED else "")
+                ranks = f"rank(s) [{first}] of {self.world_size}"
                 deadline.check(f"{ranks} did not connect to {dist_url}", "check that they started")
 
     def _connect(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:

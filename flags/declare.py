@@ -70,6 +70,8 @@ class Flag:
         except (ValueError, OverflowError):
             article = "an" if self.kind is int else "a"
             raise UserError(f"{where}: {value!r} is not {article} {self.kind.__name__}") from None
+        if self.kind is str and "\0" in converted:
+            raise UserError(f"{where}: {value!r} has a null character, which no path has")
         if self.kind is float and not math.isfinite(converted):
             raise UserError(f"{where} {converted}: must be a finite number")
         limits = {name: limit for name in LIMITS if (limit := getattr(self, name)) is not None}

@@ -28,12 +28,14 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
     skipped. Raises UserError if nothing is found, or if two images have the same name.
     """
     found = [_list(Path(word), word) for word in words]
+    hides = False  # whether `output` has one of the images
     base = Path(os.path.commonpath([os.path.abspath(folder) for folder, _ in found]))
     images: dict[str, Path] = {}
     others: dict[str, Path] = {}
     for (folder, files), word in zip(found, words, strict=True):
         outputs = {output.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
         for file in files:
+            hides = hides or (file.suffix.lower() in IMAGE_SUFFIXES and output.resolve() in file.resolve().parents)
             # A single file counts whatever its suffix, unless it is a film.
             if file == Path(word) and len(words) == 1 and not _is_film(file):
                 images[os.path.abspath(file)] = file
@@ -42,6 +44,8 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
                     images.setdefault(os.path.abspath(file), file)
                 else:
                     others.setdefault(os.path.abspath(file), file)
+    if not images and hides:
+        raise UserError(f"--output {output}: has the images of --input in it: name another folder")
     if not images:
         hint = film_hint(others.values())
         raise UserError(f"--input {' '.join(words)}: no image found, only {len(others)} other file(s){hint}")

@@ -16,7 +16,7 @@ from data.loader import batched
 from data.pictures import overlay, with_legend
 from inference.predictor import Predictor, predict_batch
 from support import program
-from support.errors import UserError
+from support.errors import UserError, in_one_line
 from support.files import write_atomic
 
 AnImage: TypeAlias = str | Path | np.ndarray | Image.Image
@@ -43,14 +43,18 @@ class Result:
 
         A path is read again. legend: False leaves it out; the picture then has the image's size.
         """
-        picture = overlay(pixels_of(self.image), self.mask, self.colours, self.background)
+        pixels = pixels_of(self.image)
+        if pixels.shape[:2] != self.mask.shape:
+            size = "x".join(map(str, pixels.shape[1::-1]))
+            raise UserError(f"the image has changed since it was predicted: it is now {size}: predict it again")
+        picture = overlay(pixels, self.mask, self.colours, self.background)
         classes = Classes(self.classes, self.colours)
         return with_legend(picture, self.mask, classes, self.background) if legend else picture
 
     def save(self, path: str | Path) -> None:
         """Write the mask as a palette PNG, whose pixels are class numbers. Raises UserError if that fails."""
-        if Path(path).suffix.lower() != ".png":
-            raise UserError(f"{path}: a mask is saved as PNG: name a .png file")
+        if not isinstance(path, str | Path) or Path(path).suffix.lower() != ".png" or "\0" in str(path):
+            raise UserError(f"{path}: a mask is saved as PNG: name the path of a .png file")
         write_atomic(Path(path), label_png(self.mask, self.colours))
 
 
@@ -63,7 +67,10 @@ def pixels_of(image: AnImage) -> np.ndarray:
     if isinstance(image, Image.Image):
         if image.mode.startswith(("I", "F")):
             raise UserError(f"a PIL image of mode {image.mode}: more than 8 bits a channel: convert it to 8 bits")
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        try:
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        except (ValueError, OSError, AttributeError) as error:  # a closed image, a mode without RGB, a damaged file
+            raise UserError(f"a PIL image of mode {image.mode}: cannot be read as RGB ({in_one_line(error)})") from None
     if not isinstance(image, np.ndarray):
         raise UserError(f"a {type(image).__name__} is no image: give a path, an array, a PIL image, or a list of them")
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:

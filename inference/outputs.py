@@ -1,6 +1,7 @@
 """The files that predict.py writes: palette PNGs, overlays, probabilities."""
 
 import io
+import os
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,7 +18,8 @@ from support.files import write_atomic
 from support.processes import ThreadPool
 from support.results import claim
 
-RESULTS = ("masks/**/*.png", "probs/**/*.npy", "overlays/**/*.jpg")
+SUFFIXES = {"masks": "png", "overlays": "jpg", "probs": "npy"}
+RESULTS = [f"{kind}/**/*.{suffix}" for kind, suffix in SUFFIXES.items()]
 NUM_THREADS = 4  # compress and write while the next images are predicted
 MAX_WAITING = 8  # images that wait for a thread
 
@@ -44,16 +46,21 @@ class Outputs:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=error[0] is not None)
 
-    def claim(self, settings: dict, *, overwrite: bool) -> None:
-        """Write predictions.json, or check that its settings are these, as support.results.claim(). Only for rank 0."""
+    def claim(self, settings: dict, images: dict[str, Path], *, overwrite: bool) -> None:
+        """Write predictions.json, or check that its settings are these, as support.results.claim(). Only for rank 0.
+
+        images: {name: file} of all inputs; the predictions of a file that has changed are removed.
+        """
         overlays = {"background": self.background} if self.overlays else False
         settings = settings | {"overlay": overlays, "probs": self.probs}
-        claim(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", overwrite=overwrite)
+        states = {name: [os.stat(file).st_size, os.stat(file).st_mtime_ns] for name, file in images.items()}
+        options: dict = {"flag": "--output", "overwrite": overwrite, "files": states}
+        options["paths"] = lambda name: [self.path(kind, name) for kind in SUFFIXES]
+        claim(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", **options)
 
     def path(self, kind: str, name: str) -> Path:
         """Return the path of a file. kind: masks, overlays or probs."""
-        suffix = {"masks": "png", "overlays": "jpg", "probs": "npy"}[kind]
-        return self.folder / kind / f"{name}.{suffix}"
+        return self.folder / kind / f"{name}.{SUFFIXES[kind]}"
 
     def is_done(self, name: str) -> bool:
         """Return True if all files of an image exist."""

@@ -7,7 +7,7 @@ mask = model.predict("photo.jpg").mask  # (height, width) uint8: class numbers
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +206,14 @@ def load(
     Each argument is predict.py's flag of that name (docs/cli.md); None: as in training. Raises UserError if the file or
     a value cannot be used.
     """
-    values: dict[str, Any] = {"weights": weights, "scales": list(scales), "flip": flip}
+    values: dict[str, Any] = {"weights": weights, "flip": flip}
+    values["scales"] = list(scales) if isinstance(scales, Iterable) and not isinstance(scales, str) else scales
     saved = {"long_side": long_side, "window": window, "stride_rate": stride_rate, "amp": amp, "classes": classes}
     values |= {name: value for name, value in saved.items() if value is not None}
     values = {name: PREDICT.flags[name].convert(value, name) for name, value in values.items()}
-    trained = TrainedModel(path, {name: values.pop(name) for name in saved if name in values})
+    path = PREDICT.flags["checkpoint"].convert(str(path) if isinstance(path, Path) else path, "path")
     place = find_device(device, local_rank=0, local_world_size=1)
-    predictor, read, cfg = trained.predictor(device=place, **values), trained.classes, trained.cfg
+    with program.explain_errors(str(place), "use device='cpu'"):
+        trained = TrainedModel(path, {name: values.pop(name) for name in saved if name in values})
+        predictor, read, cfg = trained.predictor(device=place, **values), trained.classes, trained.cfg
     return LoadedModel(predictor, place, read.names, read.colours, cfg.background_class)

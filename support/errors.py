@@ -1,6 +1,7 @@
 """Errors that the user can fix, and their one line."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -11,6 +12,8 @@ from support.terminal import escaped, warn
 
 MAX_MESSAGE = 2000  # characters
 STOPPED = 75  # exit status of a run that a signal stopped, after saving; sysexits.h: EX_TEMPFAIL, "try again"
+# Of an OSError with a file's name: the path is at fault. A missing file is not here: it is checked where it is read.
+UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.EIO)
 
 
 def shortened(text: str, most: int) -> str:
@@ -42,6 +45,17 @@ class DivergedError(UserError):
 
 class InputError(UserError):
     """One of many inputs is unusable; the others are fine."""
+
+
+def of_path(error: OSError) -> UserError | None:
+    """Return the UserError for a full disk, or a path that the system cannot open; None for a fault of ours."""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    name = name if len(name) <= 200 else f"{name[:80]} ... {name[-40:]}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"{name or 'a disk, or /dev/shm'}: {error.strerror}: make room, then start again")
+    if error.errno not in UNUSABLE or not name:
+        return None
+    return UserError(f"{name}: {error.strerror}: check the path, and who may read and write there")
 
 
 def report(error: BaseException, rank: str) -> int:

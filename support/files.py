@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import mmap
 import os
 import re
 import secrets
@@ -19,7 +20,10 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 # Suffixes that the name of a new folder cannot have: the user expects one file.
-NO_FOLDER = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy", ".json", ".html", ".zip", ".txt")
+NO_FOLDER = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy", ".json", ".html", ".zip", ".txt"}
+NO_FOLDER |= {".pt", ".pth", ".ckpt", ".onnx", ".engine", ".yaml"}
+# Folders of a data set, if another one is beside them: what is written there would be read as an image or a mask.
+DATA_FOLDERS = {"images", "masks", "JPEGImages", "SegmentationClass", "SegmentationClassAug"}
 SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
 
 
@@ -103,13 +107,48 @@ def _lock(file: BinaryIO) -> bool:
     return True
 
 
+def check_place(path: Path, flag: str, inputs: Iterable[Path] = (), *, is_folder: bool = True) -> None:
+    """Raise UserError, naming `flag`, if an output is one of the inputs, in one, in a data set's folder, or in a file.
+
+    inputs: files and folders that the program reads. is_folder: whether the output is a folder.
+    """
+    for place in (path, *path.parents)[not is_folder :]:
+        if os.path.lexists(place) and not os.path.isdir(place):
+            kind = "a file" if os.path.exists(place) else "a link to nothing"
+            raise UserError(f"{flag} {path}: {'' if place == path else f'{place} '}is {kind}: name a folder")
+    around = [Path(os.path.realpath(path)), *Path(os.path.realpath(path)).parents]
+    for place in (place for place in around if place.name in DATA_FOLDERS):
+        if any(os.path.isdir(place.with_name(name)) for name in DATA_FOLDERS - {place.name}):
+            inputs = [*inputs, place]
+    for item in inputs:
+        if Path(os.path.realpath(item)) in around:
+            raise UserError(f"{flag} {path}: would change what programs read ({item}): name another place")
+
+
+def check_file(path: Path, flag: str, mark: str, inputs: Iterable[Path] = ()) -> None:
+    """Raise UserError, naming `flag`, unless a program may write the file `path`. Creates missing folders.
+
+    mark: text in all files that the program writes: an existing file has it, or is empty. inputs: as in check_place().
+    """
+    if os.path.isdir(path):
+        raise UserError(f"{flag} {path}: is a folder: name a file")
+    check_place(path, flag, inputs, is_folder=False)
+    check_writable(path.parent, flag)
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise UserError(f"{flag} {path}: a link or a device, which would be replaced: name a file")
+    if path.exists() and path.stat().st_size:
+        with write_errors(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data.find(mark.encode()) < 0:
+                raise UserError(f"{flag} {path}: exists, and is not an earlier result: remove it, or name another file")
+
+
 def check_writable(folder: Path, flag: str) -> None:
     """Create a folder, and make and remove a file in it.
 
     Raises UserError, naming `flag`, if that fails, or if a new folder would have the name of a file.
     """
     if folder.suffix.lower() in NO_FOLDER and not folder.is_dir():
-        raise UserError(f"{flag} {folder}: the name of a file: name a folder, such as {folder.stem}, for several files")
+        raise UserError(f"{flag} {folder}: the name of a file: name a folder, such as {folder.stem}")
     probe = folder / f".{secrets.token_hex(8)}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from support.errors import UserError
 from support.shell import document
 
 BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MOST_RANKS = 2**16
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
             f"SLURM_NTASKS is {tasks}, but srun did not start this process: put srun in front of the command (see "
             f"{document('scripts/slurm.sbatch')}), or add --world_size 1 to train with this process alone"
         )
+    if not place and world_size == 0 and _integer(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
+        raise UserError("mpirun started this process, but sets no RANK: use torchrun, or set RANK and WORLD_SIZE")
     if not place and world_size > 1 and rank < 0:
         raise UserError(
             f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
@@ -72,6 +75,8 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
             f"rank {place.rank} with world size {place.world_size}: ranks are 0 to {place.world_size - 1}; check "
             f"{place.launcher}"
         )
+    if place.world_size > MOST_RANKS:
+        raise UserError(f"world size {place.world_size}: at most {MOST_RANKS} processes; check {place.launcher}")
     return place if place.local_rank >= 0 else replace(place, local_rank=local_rank)
 
 
@@ -114,7 +119,7 @@ def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
     if not host:
         raise UserError(f"environment variable MASTER_ADDR is not set: it names rank 0's machine{alone(environment)}")
     if not 0 <= port < 65536:
-        raise UserError(f"port {port}: must be below 65536 (MASTER_PORT)")
+        raise UserError(f"port {port}: must be 0 to 65535 (MASTER_PORT)")
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 

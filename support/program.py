@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -10,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from support import signals, terminal
-from support.errors import UserError, in_one_line, report
+from support.errors import UserError, in_one_line, of_path, report
 from support.launchers import rank_of
 
 
 def run(main: Callable[[], int | None]) -> int:
     """Call main and return the exit status: main's own (None: 0), 2 after a UserError, or report()'s after a signal.
 
-    A UserError prints one line. Any other exception is a bug and leaves with its traceback.
+    A UserError prints one line, and so does an OSError of_path(). Any other exception is a bug, with its traceback.
     """
     terminal.configure()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by check_command_line()
@@ -25,8 +24,10 @@ def run(main: Callable[[], int | None]) -> int:
     signals.terminate_on_signals()
     try:
         return main() or 0
-    except (UserError, KeyboardInterrupt) as error:
-        return report(error, rank_of(os.environ))
+    except (UserError, KeyboardInterrupt, OSError) as error:
+        if not (problem := of_path(error) if isinstance(error, OSError) else error):
+            raise
+        return report(problem, rank_of(os.environ))
 
 
 def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
@@ -65,18 +66,14 @@ def check_command_line(read: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def explain_errors(device: str, out_of_memory: str) -> Iterator[None]:
-    """Turn out-of-memory, full-disk and killed-worker errors of the body into a UserError; other errors propagate.
+    """Turn errors of memory, disks, paths and killed workers in the body into a UserError; other errors propagate.
 
     device: name of the device, for the message. out_of_memory: the remedy for lack of memory.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"{error.filename or 'a disk, or /dev/shm'}: {error.strerror}: make room, then start again"
-        ) from None
+        raise of_path(error) or error from None
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if "DataLoader worker" in text:

@@ -1,6 +1,7 @@
 """Print lines to stdout and stderr, with unprintable characters escaped."""
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -46,7 +47,9 @@ def _print(lines: tuple[str, ...], stream: TextIO | None) -> None:
         with tqdm.external_write_mode(stream) if tqdm else contextlib.nullcontext():
             stream.write(text)
             stream.flush()
-    except BrokenPipeError:  # as after `| head`: nobody reads the rest, but the work and its exit status still count
+    except OSError as error:  # as after `| head`: nobody reads the rest, but the work and its exit status still count
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+        if stream is sys.stdout and error.errno == errno.ENOSPC:  # a file, whose reader would miss lines
+            raise OSError(error.errno, error.strerror, "standard output") from None

@@ -170,6 +170,7 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
     assert set(before) == {"last.pt", "best.pt", "step_00000003.pt", "step_00000006.pt", "report.html"}
     demo_run(**words, resume=folder / "step_00000003.pt", val_epoch_frequency=2)
     old = {file.name: file.read_bytes() for file in folder.glob("*.old")}
+    assert b"save_step_frequency: 3" in old.pop("config.yaml.old")  # the flags differ, too
     assert old == {f"{name}.old": before[name] for name in set(before) - {"step_00000003.pt"}}
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 9))
     assert (
@@ -192,6 +193,18 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
     process.kill()
     process.wait()
     train.main(words)  # a lock dies with its process
+
+
+def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, tmp_path, capsys):
+    folder = demo_run(name="x").rename(tmp_path / "copy")
+    (folder / "config.yaml").write_text("seed: 3  # mine")
+    demo_run(name="new", resume=folder / "last.pt", epochs=2)
+    said = f"the run goes on in {folder}, not in {tmp_path / 'new'}: for a new folder add --reset_data_offset"
+    assert said in capsys.readouterr().out
+    assert (folder / "config.yaml.old").read_text() == "seed: 3  # mine"
+    assert not (tmp_path / "new").exists()
+    demo_run(name="copy", resume=folder / "last.pt", epochs=3)
+    assert "goes on in" not in capsys.readouterr().out
 
 
 def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(demo_run, tmp_path):

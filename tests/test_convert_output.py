@@ -33,9 +33,9 @@ def test_other_content_is_refused_before_work(tmp_path, source):
     assert contents(tmp_path / "out")["images/mine.txt"] == b"mine"
     with pytest.raises(UserError, match=r"mine\.txt: is a file"):
         convert("labelme", source, tmp_path / "out/images/mine.txt")
-    with pytest.raises(UserError, match="which the program reads: name a folder outside"):
+    with pytest.raises(UserError, match="would change what programs read"):
         convert("labelme", source, source / "out")
-    with pytest.raises(UserError, match="which the program reads: name a folder outside"):
+    with pytest.raises(UserError, match="would change what programs read"):
         convert("labelme", source, tmp_path / "out/images/x", "--images", str(tmp_path / "out"))
     for folder, make in (("a", Path.mkdir), ("b", lambda path: path.symlink_to("no")), ("c", os.mkfifo)):
         (tmp_path / folder).mkdir()

@@ -9,6 +9,7 @@ from PIL import Image
 
 from data.distance import main, pseudo_distance, scribble_distance
 from data.images import read_distance, read_label
+from support.errors import UserError
 
 
 def test_equal_to_the_two_released_maps(scribblesup):
@@ -76,6 +77,13 @@ def test_command_writes_what_training_would_compute(tmp_path, demo_root):
     folder = shutil.copytree(demo_root / "bmp_pseudolabel", tmp_path / "labels")
     (folder / ".0123456789abcdef.part.png").write_bytes(b"half")  # see files.writing()
     main(["--pseudo", str(folder), "--out", str(tmp_path / "out")])
-    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [path.name for path in files]
+    assert [path.name for path in sorted((tmp_path / "out").glob("[!.]*"))] == [path.name for path in files]
     label = np.asarray(Image.open(files[0]))
+    for out in (folder, folder / "out"):
+        with pytest.raises(UserError, match=r"--out .*labels.*: would change what programs read"):
+            main(["--pseudo", str(folder), "--out", str(out)])
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.jpg").touch()
+    with pytest.raises(UserError, match=r"--out .*: has .*a\.jpg, which data.distance did not write"):
+        main(["--pseudo", str(folder), "--out", str(tmp_path / "photos")])
     assert (read_distance(tmp_path / "out" / files[0].name) == pseudo_distance(label)).all()

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -82,6 +83,14 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
         (nothing, "--resume classes.txt", "classes.txt: not an intact checkpoint"),
         (nothing, "--resume nowhere.pt", "--resume nowhere.pt: no such file"),
         (nothing, "--pretrained classes.txt", "classes.txt: not an intact checkpoint"),
+        # A name of more than 255 bytes, a loop of links, a file where a folder should be, a null character.
+        (nothing, f"--resume {'x' * 300}", f"{'x' * 40}: File name too long: check the path"),
+        (nothing, f"--pretrained {'x' * 300}", "File name too long: check the path"),
+        (nothing, f"--list_path {'x' * 300}", "File name too long: check the path"),
+        (lambda data: (data / "a").symlink_to("a"), "--pretrained a", "a: cannot be read (Too many levels of symbolic"),
+        (write("c.yaml", 'list_path: "a\\0b"\n'), "--config c.yaml", "has a null character, which no path has"),
+        (write("a", ""), "--name a --logdir .", "--logdir/--name a: is a file: name a folder"),
+        (nothing, "--logdir JPEGImages", "would change what programs read"),
         (nothing, "--device cuda:97", "--device cuda:97"),
         (write("names.txt", "a\nb\n"), "--classes names.txt", "names.txt: 2 names, but --numclasses is 5"),
         (nothing, "--batchsize 9", "has 8 image(s) but one optimizer step takes 9"),
@@ -101,6 +110,17 @@ def test_fault_is_named_in_one_line(data, tmp_path, monkeypatch, capsys, spoil, 
     assert len(lines) == 1
     assert named in lines[0]
     assert not any(map(folder._began, tmp_path.glob("log/*")))  # the next run has the name
+
+
+def test_only_errors_that_name_a_path_are_one_line(capsys):
+    def fail(number: int, *name: str) -> None:
+        raise OSError(number, os.strerror(number), *name)
+
+    assert program.run(lambda: fail(errno.EIO, "a" * 300)) == 2
+    assert re.fullmatch(r"error: a{80} \.\.\. a{40}: Input/output error: check the path.*\n", capsys.readouterr().err)
+    for error in ((errno.EIO,), (errno.EBADF, "x"), (errno.ENOENT, "x")):  # our own bugs leave with a traceback
+        with pytest.raises(OSError, match=os.strerror(error[0])):
+            program.run(lambda error=error: fail(*error))
 
 
 def test_fault_in_a_loader_worker_is_named_in_one_line(data, tmp_path):

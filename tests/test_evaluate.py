@@ -156,9 +156,14 @@ def test_signal_ends_it_on_all_ranks(run, tmp_path):
         (["--checkpoint", "nan.pt"], "nan.pt: backbone.conv1.weight is not finite"),
         (["--dataset_path", "nowhere"], "--dataset_path nowhere"),
         (["--classes", "voc"], "21 names, but --numclasses is 5"),
-        (["--json", "{run}/last.pt/x.json"], "cannot be written"),
+        (["--json", "{run}/last.pt/x.json"], "last.pt is a file: name a folder"),
+        (["--json", "{run}/last.pt"], "last.pt: would change what programs read"),
+        (["--json", "link.json"], "--json link.json: a link or a device"),
+        (["--json", "nan.pt"], "--json nan.pt: exists, and is not an earlier result"),
+        (["--json", "data/classes.txt"], "--json data/classes.txt: exists, and is not an earlier result"),
+        (["--report", "damaged.pt"], "damaged.pt is a file: name a folder"),
         (["--json", "."], "--json .: is a folder"),
-        (["--report", "{data}/masks/report"], "is in the data set"),
+        (["--report", "{data}/masks/report"], "would change what programs read"),
         (["--dataset_path", "{data}", "--val_path", "empty"], "nothing to score"),
     ],
 )
@@ -171,6 +176,7 @@ def test_wrong_flags_and_files_are_named(run, demo_root, tmp_path, monkeypatch, 
     content["ema"]["backbone.conv1.weight"][0] = torch.nan
     torch.save(content, tmp_path / "nan.pt")
     shutil.copytree(demo_root, tmp_path / "data")
+    (tmp_path / "link.json").symlink_to("data/classes.txt")
     (tmp_path / "data/SegmentationClassAug").rename(tmp_path / "data/masks")
     (tmp_path / "data/empty").mkdir()
     for path in (tmp_path / "data/masks").iterdir():

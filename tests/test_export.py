@@ -192,11 +192,11 @@ def without_align_corners(model, images):
 
 
 def test_wrong_file_is_not_left_behind(run_folder, tmp_path, monkeypatch):
-    (tmp_path / "best.onnx").write_text("an earlier one")
+    (tmp_path / "best.onnx").write_text("segtrain_format: 0")
     monkeypatch.setattr(graph, "whole_image_logits", without_align_corners)
     with pytest.raises(UserError, match=r"pixels have another class than in PyTorch\), so it was not kept"):
         run(run_folder, "--output", str(tmp_path))
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("best.onnx", "an earlier one")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("best.onnx", "segtrain_format: 0")]
 
 
 def test_file_that_fails_at_a_size_leaves_no_traceback(run_folder, tmp_path, monkeypatch):

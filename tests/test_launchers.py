@@ -80,15 +80,17 @@ def test_flags_set_the_place_without_a_launcher():
     ("environment", "flags", "named"),
     [
         (BATCH_SCRIPT, {}, "SLURM_NTASKS is 16, but srun did not start this process: put srun in front"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, "mpirun started this process, but sets no RANK"),
         (SALLOC_SHELL, {}, "put srun in front"),
         (SRUN, {"world_size": 8}, "--world_size 8, but srun set it to 16"),
         (SRUN | {"SLURM_PROCID": "16"}, {}, "rank 16 with world size 16: ranks are 0 to 15; check srun"),
         (SRUN | {"SLURM_PROCID": "x"}, {}, "SLURM_PROCID is 'x', not a number"),
+        (BY_HAND | {"WORLD_SIZE": "65537"}, {}, "world size 65537: at most 65536 processes; check RANK"),
         ({}, {"world_size": 2}, "give each process its --rank"),
         ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),  # alone it would train as a group of one
         ({"WORLD_SIZE": "2"}, {}, "(docs/DDP_TRAINING.md); to train alone: unset WORLD_SIZE"),
         (variables("RANK=0 WORLD_SIZE=2 MASTER_PORT=1"), {}, "MASTER_ADDR is not set: it names rank 0's machine; to"),
-        (BY_HAND | {"MASTER_PORT": "70000"}, {}, "port 70000: must be below 65536"),
+        (BY_HAND | {"MASTER_PORT": "70000"}, {}, "port 70000: must be 0 to 65535"),
         (SRUN | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""}, {}, "set MASTER_ADDR"),
     ],
 )

@@ -122,7 +122,7 @@ WRONG: dict[str, tuple] = {
     "optimizer/param_groups/0/params": (None, [], [1], [0, 0]),
     "best_miou": (None, 2, math.nan, []),
     "listing": (None, []),
-    "origin/lr_factor": (0, -1.0, math.inf),
+    "origin/lr_factor": (0, -1.0, math.inf, 1e300),
     "ranks": (None, {}, [None], [{}]),
     "run/window": (None, [{}], [{"loss": math.nan}], [STEP | {"hits": [1]}], [STEP | {"hits": -1.0, "lr": []}]),
     "scaler": (None, [], {"scale": 1.0}),

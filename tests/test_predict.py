@@ -1,5 +1,6 @@
 """predict.py as a user starts it, on files good and bad."""
 
+import json
 import os
 import re
 import signal
@@ -180,7 +181,7 @@ def test_stopped_and_started_again_repeats_whole_batches(checkpoint, tmp_path):
 def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
     given, out = folder_of(tmp_path, 2), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
-    (out / "masks/old.png").touch()
+    (out / "masks/mine.png").touch()
     for words in (["--flip"], ["--overlay"], ["--scales", "0.5"], ["--overlay", "--background", "none"]):
         with pytest.raises(UserError, match="with other settings"):
             run(checkpoint, given, out, *words)
@@ -190,10 +191,34 @@ def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_p
     old = (out / "masks/1.png").stat().st_mtime_ns
     assert run(checkpoint, given, out, "--flip", "--overwrite") == 0
     assert (out / "masks/1.png").stat().st_mtime_ns > old
-    assert not (out / "masks/old.png").exists()
+    # But what predict.py did not write stays, and an input of its name is refused.
+    assert (out / "masks/mine.png").exists()
+    photo(40, 50).save(given / "mine.png")
+    with pytest.raises(UserError, match=r"masks/mine\.png, which predict\.py did not write"):
+        run(checkpoint, given, out, "--flip")
     (out / "predictions.json").unlink()
     with pytest.raises(UserError, match=r"masks/\d\.png, which predict\.py did not write"):
         run(checkpoint, given, out, "--overwrite")
+
+
+def test_an_input_that_changed_is_predicted_again(checkpoint, tmp_path, capsys):
+    given, out = folder_of(tmp_path, 2), tmp_path / "out"
+    assert run(checkpoint, given, out, "--overlay") == 0
+    written = (out / "masks/1.png").stat().st_mtime_ns
+    photo(60, 70).save(given / "0.png")
+    assert run(checkpoint, given, out, "--overlay") == 0
+    assert "1 to predict, 1 done before" in capsys.readouterr().out
+    assert (mask(out / "masks/0.png").shape, (out / "masks/1.png").stat().st_mtime_ns) == ((60, 70), written)
+    (given / "0.png").write_bytes(b"damaged")
+    assert run(checkpoint, given, out, "--overlay") == 1
+    assert not list(out.glob("*/0.*"))
+    # An earlier version recorded no inputs: nothing says which masks are up to date.
+    note = json.loads((out / "predictions.json").read_text())
+    del note["files"]
+    (out / "predictions.json").write_text(json.dumps(note))
+    photo(60, 70).save(given / "0.png")
+    assert run(checkpoint, given, out, "--overlay") == 0
+    assert "2 to predict" in capsys.readouterr().out
 
 
 def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
@@ -234,6 +259,10 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
         (["--input", ".", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
         (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
         (["--input", "a.png", "--output", "file"], "--output file: is a file"),
+        (["--input", "a.png", "--output", "a.png/out"], "--output a.png/out: a.png is a file"),
+        (["--input", "data/images", "--output", "data"], "--output data: has the images of --input in it"),
+        (["--input", "data/images", "--output", "data/images/x"], "would change what programs read"),
+        (["--input", "a.png", "--output", "data/masks"], "would change what programs read"),
         (["--input", "a.png", "--output", "mask.png"], "--output mask.png: the name of a file: name a folder"),
         (["--input", "a.png", "--long_side", "60000"], ".pt with --long_side 60000, --window 0"),
         (["--input", "a.png", "--window", "60000"], ".pt with --long_side 0, --window 60000"),
@@ -241,7 +270,9 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
 )
 def test_wrong_flags_are_named(checkpoint, tmp_path, monkeypatch, words, named):
     monkeypatch.chdir(tmp_path)
-    photo().save("a.png")
+    for folder in (tmp_path, tmp_path / "data/images", tmp_path / "data/masks"):
+        folder.mkdir(parents=True, exist_ok=True)
+        photo().save(folder / "a.png")
     (tmp_path / "file").touch()
     given = [] if "--checkpoint" in words else ["--checkpoint", str(checkpoint)]
     with pytest.raises(UserError, match=re.escape(named)):

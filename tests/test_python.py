@@ -96,6 +96,8 @@ def test_settings_reach_the_predictor(checkpoint):
         ({"scales": (0.5, 0)}, "scales 0.0: must be above 0"),
         ({"long_side": 1.5}, "long_side: 1.5 is not an int"),
         ({"device": "gpu"}, "--device gpu: "),
+        ({"device": None}, "--device None: "),
+        ({"scales": None}, "scales: None is not a float"),
         ({"classes": "nowhere.txt"}, "--classes nowhere.txt: "),
     ],
 )
@@ -105,16 +107,30 @@ def test_wrong_settings_are_named(checkpoint, settings, named):
 
 
 def test_wrong_files_and_images_are_named(checkpoint, image, tmp_path):
+    for path, named in ((None, "path: None is not a str"), ("a\0b", "has a null character"), ("x" * 300, "too long")):
+        with pytest.raises(UserError, match=named):
+            load(path)
     with pytest.raises(UserError, match=r"nowhere\.pt: cannot be read"):
         load(tmp_path / "nowhere.pt")
-    model = load(checkpoint)
+    model = load(checkpoint, scales=1.0)
+    closed = Image.open(Image.fromarray(image).save(tmp_path / "a.png") or tmp_path / "a.png")
+    closed.close()
     for wrong, named in (
         (tmp_path / "nowhere.png", r"nowhere\.png: no such file"),
         (image.astype(np.float32), r"an array of float32 \(60, 80, 3\): give \(height, width, 3\) uint8, RGB"),
         (image[..., 0], r"an array of uint8 \(60, 80\): give"),
         (image[:0], r"\(0, 80, 3\)"),
         (Image.fromarray(image[..., 0].astype(np.uint16)), "a PIL image of mode I;16: more than 8 bits"),
+        (Image.new("La", (9, 9)), "a PIL image of mode La: cannot be read as RGB"),
+        (closed, "a PIL image of mode RGB: cannot be read as RGB"),
         (None, "a NoneType is no image"),
     ):
         with pytest.raises(UserError, match=named):
             model.predict(wrong)
+    result = model.predict(tmp_path / "a.png")
+    for target in (None, "a\0.png"):
+        with pytest.raises(UserError, match="name the path of a"):
+            result.save(target)
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match="has changed since it was predicted: it is now 20x10"):
+        result.plot()

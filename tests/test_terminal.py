@@ -47,6 +47,8 @@ def test_a_reader_that_leaves_does_not_change_the_status(tmp_path):
         process.stdout.close()
         assert process.wait(60) == 2  # masks are missing
         assert process.stderr.read() == b""
+    with open("/dev/full", "w") as full:  # each write to it fails, as on a full disk
+        assert subprocess.run(command, cwd=REPO, stdout=full, stderr=full, check=False).returncode == 2
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     assert r"\x1b[31m0.png" in done.stdout
     assert "\x1b" not in done.stdout

@@ -56,6 +56,12 @@ def find_masks(cfg: Config, split: str) -> Split:
     return find_files(cfg, "Folder" if cfg.dataset == "Folder" else "Dense", split, {"label": cfg.val_path})
 
 
+def data_folders(cfg: Config) -> list[Path]:
+    """Return the folders of images and labels that flags name, below --dataset_path."""
+    names = [cfg.image_path, cfg.train_path, cfg.val_path] if cfg.dataset_path else []
+    return [Path(cfg.dataset_path, name) for name in names if name not in ("", ".")]
+
+
 def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> Split:
     """Return layout.find_split() of these arguments and the flags on --dataset_path."""
     names = ("list_path", "image_path", "image_suffix", "label_suffix")

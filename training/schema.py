@@ -24,6 +24,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int
 OTHERS = "other entries"  # key in a dict of kinds: the kind of all entries that it does not list
 
 COUNT, FINITE, TEXT = Flag(0, "", ge=0, le=2**53, kind=int), Flag(0.0, "", kind=float), Flag("", "")
+FACTOR = Flag(1.0, "", gt=0, le=1e6, kind=float)
 POSITIVE, ABOVE_0 = Flag(1, "", ge=1, le=2**53, kind=int), Flag(1.0, "", gt=0, kind=float)
 
 
@@ -217,7 +218,7 @@ RUN |= {"best_miou": Flag(0.0, "", ge=-1, le=1, kind=float), "listing": TEXT, "s
 RUN |= {"model": WEIGHTS, "ema": (WEIGHTS,), "ranks": [{"buffers": WEIGHTS}], "optimizer": _optimizer}
 RUN["config"] = {"amp": Flag("", "", choices=("none", "bf16", "fp16"))}
 RUN["config"] |= {name: FLAGS[name] for name in ("stride_in_1x1", "seed", "repeat")}
-RUN["origin"] = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch"), POSITIVE) | {"lr_factor": ABOVE_0}
+RUN["origin"] = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch"), POSITIVE) | {"lr_factor": FACTOR}
 STEP = {OTHERS: _measured} | dict.fromkeys(("loss", "epoch", "step", "lr"), FINITE)
 RUN["run"] = {"lines": COUNT, "window": [STEP], "wandb_id": (TEXT,)}
 SCALER = dict.fromkeys(("scale", "growth_factor", "backoff_factor"), ABOVE_0) | {"growth_interval": POSITIVE}

@@ -20,6 +20,7 @@ from flags.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
 from models import pretrained
 from models.pretrained import StartWeights
 from support.errors import UserError
+from support.files import check_place
 from training import checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data
 from training.plan import Plan
@@ -44,6 +45,9 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
+    if place is None and group.is_main:
+        data = [folder for split in files.values() for folder in split.folders.values()]
+        check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
     cfg = take_recipe(cfg, group, files["train"], resumed)
     cfg = share_batch(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
@@ -63,11 +67,20 @@ def find_resumed(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | N
     if group.is_main and cfg.resume:  # an error here ends the other ranks, too
         place, path, resumed = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
     place, path = group.broadcast((place, path))
+    chosen, is_new = Path(cfg.logdir, cfg.name), place is None or cfg.reset_data_offset
+    if (
+        not is_new
+        and place
+        and cfg.resume != "auto"
+        and {"logdir", "name"} & cfg.typed
+        and place.resolve() != chosen.resolve()
+    ):
+        log.info(f"the run goes on in {place}, not in {chosen}: for a new folder add --reset_data_offset")
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
         log.info(f"resuming {path}: {where}")
-    return None if cfg.reset_data_offset else place, resumed
+    return None if is_new else place, resumed
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:

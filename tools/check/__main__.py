@@ -22,7 +22,7 @@ from flags import READER
 from flags.reader import ConfigFile
 from support import program, shell
 from support.errors import UserError
-from support.files import write_atomic
+from support.files import check_file, write_atomic
 from support.labels import MAPS
 from support.processes import work_on
 from support.terminal import say
@@ -84,6 +84,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.numclasses is not None and not 2 <= args.numclasses <= 255:
         raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
+    if args.json:
+        folders = [args.root / name for name in (args.image_path, args.train_path, args.val_path) if name]
+        check_file(args.json, "--json", mark='"findings": [', inputs=folders)
     values = READER.yaml_file(ConfigFile(args.config, ""), []) if args.config else {}
     values |= {name: value for name, value in vars(args).items() if value not in ("", None)}
     paths = Paths(**{item.name: values.get(item.name, "") for item in dataclasses.fields(Paths)})

@@ -13,7 +13,7 @@ from data.images import IMAGE_SUFFIXES
 from data.layout import SCRIBBLES, list_folder
 from support import shell
 from support.errors import UserError
-from support.files import read_bytes, write_atomic
+from support.files import check_place, read_bytes, write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
 from support.results import claim
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
     settings |= {"kind": name, "source": str(args.source.resolve())}
-    claim(note, settings, results, "tools.convert", overwrite=None)
+    claim(note, settings, results, "tools.convert")
     write_atomic(classes, text)
     job = Job(kind.draw, args, numbering, images, masks)
     done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
@@ -84,9 +84,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"--line_width {args.line_width}: must be a number of pixels above 0")
     if args.split and (Path(args.split).name != args.split or args.split.startswith(".") or args.scribbles):
         raise UserError(f"--split {args.split}: must be the name of a folder, such as train, without --scribbles")
-    for folder in filter(None, (args.source, args.images)):
-        if args.out.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{args.out}: is in {folder}, which the program reads: name a folder outside")
+    check_place(args.out, "OUT", filter(None, (args.source, args.images)))
 
 
 def _add_unlabelled(source: Source, args: argparse.Namespace) -> None:

@@ -40,12 +40,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     import_extra("skimage")  # before anything is written
     style, masks = _style(args), list(find_masks(args.masks, args.list).items())
-    if args.out.resolve().is_relative_to(args.masks.resolve()):
-        raise UserError(f"{args.out}: is in {args.masks}: name a folder outside")
     job = {"out": args.out, "style": style, "seed": args.seed, "colours": read_classes(args.classes, None).colours}
     settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
     settings |= {"masks": str(args.masks.resolve())}
-    claim(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", overwrite=None)
+    claim(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", inputs=[args.masks])
     results = work_on(functools.partial(_simulate, **job), masks, args.workers, "mask", "drawing")
     how = Counter(results)
     drawn, kept = how.pop("drawn", 0), how.pop("kept", 0)

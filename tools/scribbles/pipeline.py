@@ -109,7 +109,7 @@ def run_steps(args, flags: list[str]) -> None:
     settings |= {"given flags": sorted(given & RECIPE_FLAGS)}
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
     # train.py would keep models of other labels or flags, and their scores.
-    claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", overwrite=None)
+    claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh")
     launch = [word for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default
               for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
 

@@ -95,7 +95,8 @@ def log_end(
     log_report(folder)
     images = os.path.commonpath([files["image"].parent for files in val_set.files])
     predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
-    log.info(f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', cfg.logdir)}")
+    boards = cfg.logdir if folder.is_relative_to(cfg.logdir) else folder  # a resumed run stays where it was
+    log.info(f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', boards)}")
     log.info(f"scores:  {python_command('evaluate.py', '--checkpoint', best)}")
     log.info(f"predict: {python_command('predict.py', *predict)}")
     log.info(f"export:  {python_command('export.py', '--checkpoint', best)}")

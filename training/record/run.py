@@ -78,7 +78,10 @@ class Run:
         if set_aside := folder.tidy(self.folder, step):
             log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
         checkpoint.drop_older(self.folder, self._keep)  # a killed process may have left one more
-        write_atomic(self.folder / "config.yaml", dump(cfg), sync=True)
+        file, text = self.folder / "config.yaml", dump(cfg)
+        if file.is_file() and (old := file.read_bytes()) != text.encode():
+            write_atomic(file.with_name("config.yaml.old"), memoryview(old))
+        write_atomic(file, text, sync=True)
 
     def show_samples(self, draw: Callable[[], np.ndarray]) -> None:
         """Write augmented.jpg of a new run: draw() returns a picture of training samples, (H, W, 3) uint8."""
