@@ -68,13 +68,8 @@ def find_resumed(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | N
         place, path, resumed = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
     place, path = group.broadcast((place, path))
     chosen, is_new = Path(cfg.logdir, cfg.name), place is None or cfg.reset_data_offset
-    if (
-        not is_new
-        and place
-        and cfg.resume != "auto"
-        and {"logdir", "name"} & cfg.typed
-        and place.resolve() != chosen.resolve()
-    ):
+    names_a_place = cfg.resume != "auto" and not cfg.typed.isdisjoint(("logdir", "name"))
+    if place and not is_new and names_a_place and place.resolve() != chosen.resolve():
         log.info(f"the run goes on in {place}, not in {chosen}: for a new folder add --reset_data_offset")
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)
