@@ -1,4 +1,4 @@
-"""One pass over the upsampled logits, in bands of rows: cross entropies, entropy, and their gradient.
+"""One pass over the upsampled logits, in bands of rows, computes cross entropies, the entropy, and their gradient.
 
 The full-size logits never exist. Upsampling is linear and separable, so a band of rows is the product of two small
 matrices with the logits; the transposed products take the band's gradient back to low resolution. No sum depends on
@@ -34,11 +34,11 @@ class CrossEntropy(NamedTuple):
 class PixelPass:
     """The maps (B, H, W) of logits upsampled as by F.interpolate's bilinear mode, and their gradient. Call run() once.
 
-    Nothing is differentiable, and nothing makes the CPU wait for a GPU. Call it outside of torch.autocast.
+    Nothing is differentiable, and nothing makes the CPU wait for a GPU. Call it outside torch.autocast.
 
     logits: (B, C, h, w), float32 or float64. size: (H, W). entropy_slope: (B, H, W); None: no entropy.
-    cross_entropies: one map for each of `targets`. entropy: of the softmax. gradient: (B, C, h, w), of the sum over
-    pixels of slope * cross entropy and entropy_slope * entropy.
+    cross_entropies: one map per item of `targets`. entropy: the softmax's. gradient: (B, C, h, w), the derivative of
+    slope * cross entropy + entropy_slope * entropy, summed over pixels.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PixelPass:
 
     @torch.no_grad()
     def run(self, kernel: Callable[["PixelPass"], Tensor] | None = None) -> "PixelPass":
-        """Fill the maps, and compute the gradient. kernel: does what run_bands() does; None: that does it."""
+        """Fill the maps, and compute the gradient. kernel: used in place of run_bands(), if given."""
         self.gradient = (kernel(self) if kernel else self.run_bands()) + self._smoothing_gradient()
         return self
 

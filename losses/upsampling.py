@@ -1,4 +1,4 @@
-"""Bilinear upsampling: of a band of rows, as matrix products, and of a few pixels, from their four neighbours."""
+"""Bilinear upsampling. Bands of rows are matrix products; single pixels are computed from their four neighbours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from support.labels import IGNORE
 
 Number = TypeVar("Number", int, Tensor)
-FEW = 0.25  # above this share of labelled pixels, a pass over all pixels is as fast
+SPARSE_SHARE = 0.25  # above this share of labelled pixels, a pass over all pixels is as fast
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Axis:
 
 
 def find_points(label: Tensor) -> Tensor | None:
-    """Return the labelled pixels of a label (B, H, W) uint8 in CPU memory, or None if they are not few.
+    """Return the labelled pixels of a label (B, H, W) uint8 in CPU memory, or None above SPARSE_SHARE of all pixels.
 
     255 = unlabelled. The pixels are indices into the flattened label, int64 (N,). The loader's workers call this, so
     that a training step need not.
     """
     labelled = (label != IGNORE).flatten()
-    few = torch.count_nonzero(labelled) <= FEW * len(labelled)
-    return labelled.nonzero().flatten() if few else None
+    is_sparse = torch.count_nonzero(labelled) <= SPARSE_SHARE * len(labelled)
+    return labelled.nonzero().flatten() if is_sparse else None
 
 
 def sample(logits: Tensor, size: Sequence[int], points: Tensor) -> Tensor:
