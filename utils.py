@@ -89,8 +89,8 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
         derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
-    options: dict = {"compute": computed_maps(cfg), "derive": derive, "seed": cfg.seed, "label_map": get_label_map(cfg)}
-    dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), **options)
+    options: dict = {"computed_maps": computed_maps(cfg), "derived_fields": derive, "label_map": get_label_map(cfg)}
+    dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), seed=cfg.seed, **options)
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,

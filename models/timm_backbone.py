@@ -1,4 +1,4 @@
-"""Networks of timm (github.com/huggingface/pytorch-image-models) as backbones: --backbone timm:NAME."""
+"""timm's networks (github.com/huggingface/pytorch-image-models) as backbones, by --backbone timm:NAME."""
 
 import copy
 import difflib
@@ -17,21 +17,20 @@ from support import shell
 from support.errors import UserError
 
 FINEST = 4  # stride of the finest features that heads take
-# What makes a network take images of any size, the most general first.
+# Options that make a network accept images of any size, the most general first.
 ANY_SIZE: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
 PROBES = ((224, 224), (225, 161), (97, 353))  # (height, width) of images that tell what a network can do
-# What timm and its networks raise on an option or an image that they cannot take.
+# Exceptions that timm and its networks raise on an option or an image that they do not support.
 REFUSED = (TypeError, AssertionError, NotImplementedError, RuntimeError, ValueError)
 
 
 class TimmBackbone(Backbone):
-    """A network of timm without its classifier; its parameters are named body.NAME, with timm's NAME.
+    """A timm network without its classifier, with random weights. Its parameters are named body.NAME, with timm's NAME.
 
-    name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32, or 0: 16 if
-    the network can, else its own. grad_checkpointing: as in ResNetBackbone. A network with
-    one stride, such as a ViT, has one map of features; its position embeddings are resized to the image. Weights are
-    random. Raises UserError if timm is not installed or does not know the name, or if the network cannot have the
-    output stride, or takes images of one size only.
+    name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32; 0 means 16 if
+    the network supports it, else its own. grad_checkpointing: as in ResNetBackbone. A network with one stride, such as
+    a ViT, has one map of features; its position embeddings are resized to the image. Raises UserError if timm is
+    missing or does not know the name, or if the network does not support the output stride or images of any size.
     """
 
     def __init__(self, name: str, *, output_stride: int = 0, grad_checkpointing: bool = False):
@@ -50,7 +49,7 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return features from the finest (stride 4, or the network's finest if coarser) to the deepest.
 
-        images: normalised, (B, 3, H, W). If the network only takes multiples of a size, they are padded at the bottom
+        images: normalised, (B, 3, H, W). If the network only accepts multiples of a size, they are padded at the bottom
         and the right with 0, the mean colour.
         """
         return _features(self.body, images, self.facts)
@@ -59,7 +58,7 @@ class TimmBackbone(Backbone):
         # timm's stages, or a ViT's blocks
         try:
             groups = _timm().models.group_parameters(self.body, self.body.group_matcher(coarse=True))
-        except (AttributeError, AssertionError):  # a few networks do not say
+        except (AttributeError, AssertionError):  # a few networks define no groups
             parts = enumerate(self.body.named_children())
             groups = {n: [f"{part}.{name}" for name, _ in child.named_parameters()] for n, (part, child) in parts}
         return {f"body.{name}": depth for depth, names in groups.items() for name in names}
@@ -151,9 +150,9 @@ def _whole_on_meta(name: str, output_stride: int) -> tuple[Any, dict[str, Any]]:
 
 
 def _shapes(body: Any, facts: NetworkFacts, size: tuple[int, int]) -> list[torch.Size]:
-    """Return the shapes of the features of an image of `size`; [] if the network cannot take it."""
+    """Return the shapes of the features of an image of `size`; [] if the network does not support the size."""
     try:
-        # In evaluation, since batch norm refuses to train on the one place that a stride of 32 leaves of 32 pixels.
+        # In evaluation, because batch norm refuses to train on one position, which stride 32 leaves of 32 pixels.
         return [x.shape for x in _features(body.eval(), torch.empty(1, 3, *size, device="meta"), facts)]
     except REFUSED:
         return []
@@ -161,7 +160,7 @@ def _shapes(body: Any, facts: NetworkFacts, size: tuple[int, int]) -> list[torch
 
 def _features(body: Any, images: Tensor, facts: NetworkFacts) -> tuple[Tensor, ...]:
     padded = images
-    if facts.multiple > 1:  # without further conditions on sizes, which torch.export would specialise on
+    if facts.multiple > 1:  # no condition on image sizes, because torch.export would specialise on it
         below, right = ((facts.multiple - size % facts.multiple) % facts.multiple for size in images.shape[2:])
         padded = F.pad(images, (0, right, 0, below))
     features = body.forward_intermediates(

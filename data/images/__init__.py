@@ -59,9 +59,10 @@ def read_image(path: Path, long_side: int = 0) -> np.ndarray:
 
 
 def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
-    """Return the pixels of an ordinary, whole JPEG file, decoded by OpenCV: the same as PIL's in less time; else None.
+    """Return the pixels of an ordinary, whole JPEG file, by OpenCV, which takes less time than PIL; else None.
 
-    OpenCV fills what is missing in a truncated file with grey, and treats EXIF and Adobe's colours in its own way.
+    The pixels are the same as PIL's. OpenCV fills missing parts of a truncated file with grey, and treats EXIF and
+    Adobe's colours in its own way, so such files are left to PIL.
     """
     if image.format != "JPEG" or image.mode != "RGB" or not image.info.keys().isdisjoint(("exif", "xmp", "adobe")):
         return None
@@ -116,7 +117,7 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def several_frames(frames: dict[Path, int]) -> str:
-    """Return a line that names the images with several frames, "" without any. frames: of each image."""
+    """Return a line that names the images with several frames, "" if there are none. frames: {image: its number}."""
     paths = [path for path, number in frames.items() if number > 1]
     return f"{len(paths)} image(s) have several frames, and only the first is read: {paths[0]} ..." if paths else ""
 
@@ -124,13 +125,12 @@ def several_frames(frames: dict[Path, int]) -> str:
 def _check_8_bits(path: Path, image: Image.Image) -> None:
     """Raise UserError if an opened image has more than 8 bits a channel, signed values, or more than four channels.
 
-    Of more than four channels PIL leaves out the rest.
+    PIL reads only the first four channels.
     """
     channels, is_signed = files.num_channels(image), files.is_signed_8_bit(image)
     if image.mode.startswith(("I", "F")) or channels > 4 or is_signed:
-        found = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
-        found = f"{channels} channels" if channels > 4 else found
-        raise UserError(f"{path}: {found}: {files.IMAGE}")
+        kind = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
+        raise UserError(f"{path}: {f'{channels} channels' if channels > 4 else kind}: {files.IMAGE}")
 
 
 def label_values(image: Image.Image) -> tuple[np.ndarray, str]:

@@ -140,9 +140,8 @@ def _gradients(
 def _products(g: Tensor, x: Tensor, w: Tensor, for_x: bool) -> tuple[Tensor | None, Tensor]:
     """Return (g w, g^T x) over pixels: (B, C, H, W), or None without for_x, and (C_out, C).
 
-    g: (B, C_out, H, W). x: (B, C, H, W).
-
-    These are a convolution's gradients, so that they have its precision: on CUDA, TF32 as for other convolutions.
+    g: (B, C_out, H, W). x: (B, C, H, W). They are computed as a convolution's gradients, which have its precision: TF32
+    on CUDA.
     """
     geometry = (1, 1), (0, 0), (1, 1)
     grad_x, grad_w = convolution_gradients(g, x, w.to(x.dtype)[:, :, None, None], *geometry, wanted=[for_x, True])

@@ -133,6 +133,6 @@ def _inside_share(size: int, dilation: int, height: int, width: int) -> float:
 def for_onednn(x: Tensor, weight: Tensor, dilation: Pair) -> Pair:
     """Return the dilation, or 2 for a 1x1 kernel on the CPU, which has the same result and makes torch choose oneDNN.
 
-    On one thread torch chooses a slower kernel for float32 1x1 convolutions that are not dilated.
+    torch chooses a slower kernel on one thread for float32 1x1 convolutions that are not dilated.
     """
     return (2, 2) if weight.shape[2:] == (1, 1) and x.device.type == "cpu" else dilation
