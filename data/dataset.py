@@ -45,8 +45,7 @@ class SegmentationDataset(Dataset):
     def listing(self) -> list[str]:
         """Return one line per sample: "kind=path" of each file, relative to the kind's folder, separated by spaces.
 
-        With a label map, a last line has its digest. Two machines or two runs have the same data set files and numbers
-        if the listings are equal.
+        A last line has the label map's digest, if any. Equal listings mean the same files and numbers.
         """
         lines = [
             " ".join(f"{kind}={path.relative_to(self.folders[kind]).as_posix()}" for kind, path in files.items())

@@ -120,8 +120,7 @@ def is_smoothed(label: np.ndarray) -> bool:
 def objects_as_255(masks: Sequence[Iterable[int]]) -> list[bool]:
     """Return, per mask, whether it contains 255 and no class but 0, and 255 seems to be an object, not ignored pixels.
 
-    This is likely if the masks with other classes lack 255: different programs may have written the masks. masks: the
-    values of each mask.
+    This is likely if masks with other classes lack 255: programs differ. masks: the values of each mask.
     """
     values = [set(mask) for mask in masks]
     objects = [IGNORE in mask for mask in values if mask - {0, IGNORE}]

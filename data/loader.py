@@ -37,8 +37,7 @@ class TrainLoader(Loader):
 class EvalLoader(Loader):
     """DataLoader of evaluation batches, each a support.batch.EvalBatch. Its `indices` refer to dataset.names.
 
-    All images of a batch have one size, and each image comes once over all processes. The batches do not depend on the
-    number of processes.
+    All images of a batch have one size. Each image occurs once over all processes, whose number changes no batch.
     """
 
     dataset: EvalSet
@@ -82,8 +81,7 @@ def _start_worker(worker_id: int) -> None:
 def keep_freed_memory() -> None:
     """Make malloc keep large freed blocks for the next allocation. Does nothing without the GNU C library.
 
-    By default it returns them to the kernel, which clears their pages again for every decoded image. This takes a third
-    of a sample's time.
+    By default the kernel clears their pages again for every decoded image, which takes a third of a sample's time.
     """
     # Other C libraries have no mallopt, and Windows refuses CDLL(None).
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None

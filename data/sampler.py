@@ -1,6 +1,7 @@
 """Samplers choose which process sees which sample, and when."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
@@ -31,17 +32,12 @@ class TrainSampler(DistributedSampler):
         world_size: int = 1,
         repeat: int = 1,
     ):
-        super().__init__(
-            range(num_samples * repeat),  # type: ignore[arg-type]  # only its length is used
-            num_replicas=world_size,
-            rank=rank,
-            shuffle=True,
-            seed=seed,
-            drop_last=True,
-        )
-        self.batch_size, self.repeat, self.pass_length = batch_size, repeat, num_samples
+        entries: Any = range(num_samples * repeat)  # only its length is used
+        super().__init__(entries, num_replicas=world_size, rank=rank, shuffle=True, seed=seed, drop_last=True)
+        self.batch_size, self.repeat = batch_size, repeat
+        self.pass_length, self.epoch_length = num_samples, len(entries)
         self.global_batch = batch_size * accum_steps * world_size
-        self.steps_per_epoch = num_samples * repeat // self.global_batch  # rounded down: each step has a whole batch
+        self.steps_per_epoch = self.epoch_length // self.global_batch  # rounded down: each step has a whole batch
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
@@ -54,17 +50,16 @@ class TrainSampler(DistributedSampler):
     def set_position(self, epoch: int, samples: int) -> None:
         """Make the next iteration start in `epoch`, after the first `samples` entries of the epoch's order.
 
-        No sample is read to skip it. The remaining order does not depend on the number of processes, batch_size or
-        accum_steps used for the skipped entries.
+        Skipping reads no sample. The order that remains does not depend on batch sizes or processes of skipped entries.
         """
         self.set_epoch(epoch)
         self.samples = samples  # not steps: a resumed run may have another batch size
-        self.steps_left = (len(self.dataset) - samples) // self.global_batch  # type: ignore[arg-type]
+        self.steps_left = (self.epoch_length - samples) // self.global_batch
         self.num_samples = self.steps_left * self.global_batch // self.num_replicas  # for len()
 
     def is_epoch_done(self, samples: int) -> bool:
         """Return True if fewer samples than one global batch are left after the first `samples` entries of an epoch."""
-        return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
+        return samples + self.global_batch > self.epoch_length
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the sample indices of an epoch in order, (num_samples * repeat,) int64, equal on all ranks."""

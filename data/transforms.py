@@ -30,10 +30,7 @@ class ColourJitter:
     p: float = 0.8
 
     def __call__(self, image: np.ndarray, inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the changed image. image: (H, W, 3) uint8 RGB. inside: (H, W) uint8, 0 in the padding.
-
-        The padding is not changed.
-        """
+        """Return the changed image, (H, W, 3) uint8 RGB. Keeps the padding, where `inside`, (H, W) uint8, is 0."""
         changes = rng.random() < self.p
         rng.random()  # unused: keeps each seed's samples as in earlier versions
         strengths = np.array([self.brightness, self.contrast, self.saturation, self.hue])
@@ -131,10 +128,7 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Centre crop of a sample, padded if the image is smaller, for training without augmentation.
-
-    The fields are those of TrainTransform.
-    """
+    """Centre crop for training without augmentation; pads a smaller image. The fields are those of TrainTransform."""
 
     crop_size: int
     long_side: int = 0

@@ -58,10 +58,7 @@ class AsyncCopy:
 
 
 def choose_backend(name: str, device: torch.device) -> str:
-    """Return "nccl" or "gloo" for --backend `name` and this device.
-
-    Raises UserError if NCCL is asked for but cannot work.
-    """
+    """Return "nccl" or "gloo" for --backend `name` and this device. Raises UserError if NCCL cannot work here."""
     has_nccl = device.type == "cuda" and dist.is_nccl_available() and sys.platform != "win32"
     if name == "nccl" and not has_nccl:
         raise UserError(f"--backend nccl on device {device}: needs CUDA and NCCL, and not Windows: use --backend gloo")

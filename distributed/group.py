@@ -57,10 +57,7 @@ class Group:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over ranks, as a new tensor on the same device. Collective.
-
-        gloo sums CPU tensors, without waiting for a GPU.
-        """
+        """Return the sum of a tensor over ranks. A CPU tensor's sum (by gloo) waits for no GPU. Collective."""
         total = tensor.detach().clone()  # all_reduce works in place, and no argument may change
         if self.backend:
             dist.all_reduce(total)

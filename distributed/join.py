@@ -110,8 +110,7 @@ def _join(
 def _end_all_ranks(lifeline: Lifeline, error: BaseException, rank: int, timeout: float) -> NoReturn:
     """Print the error, send it to the other ranks, and end this process.
 
-    The process must end here: destroy_process_group() and NCCL's destructors wait for collectives that ended ranks
-    never join.
+    It must end here: destroy_process_group() and NCCL's destructors wait for collectives that ended ranks never join.
     """
     status = 1
     try:

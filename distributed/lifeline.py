@@ -80,10 +80,7 @@ class Lifeline:
         return ""
 
     def stop_listening(self) -> None:
-        """Ignore failures of other ranks from now on.
-
-        If another rank's failure is already ending this process, wait for the end.
-        """
+        """Ignore failures of other ranks from now on. If such a failure already ends this process, wait for the end."""
         self._end.acquire()
         self._left.set()
 
@@ -93,10 +90,7 @@ class Lifeline:
         self._send("done")
 
     def publish(self, status: int, text: str) -> None:
-        """Tell the other ranks why this rank fails, and wait up to LEAVE_SECONDS until they have left.
-
-        Call stop_listening() first.
-        """
+        """Tell the others why this rank fails; wait up to LEAVE_SECONDS for their end. Call after stop_listening()."""
         self._send(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
         self._wait_for_others()
 

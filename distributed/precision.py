@@ -18,10 +18,7 @@ log = logging.getLogger("segtrain")
 
 
 def has_native_bf16(device: torch.device) -> bool:
-    """Return whether the device multiplies bfloat16 matrices in hardware.
-
-    CUDA from compute capability 8.0 on, and CPUs with AMX or AVX512-BF16. Elsewhere bf16 is emulated, and slow.
-    """
+    """Return whether the device multiplies bf16 matrices in hardware; elsewhere bf16 is emulated, which is slow."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     capabilities = torch.cpu.get_capabilities() if device.type == "cpu" else {}

@@ -47,9 +47,7 @@ def crf_sum(logits: Tensor, images: Tensor) -> Tensor:
 
 
 def _pairs(shape: torch.Size, down: int, across: int) -> tuple[tuple, tuple]:
-    """Return indices of two parts of maps (B, C, h, w): the positions that have a neighbour `down` rows and `across`
-    columns away, and these neighbours.
-    """
+    """Return indices into (B, C, h, w): positions, and their neighbours `down` rows and `across` columns away."""
     height, width = max(shape[2] - down, 0), max(shape[3] - abs(across), 0)
     left, right = max(-across, 0), max(across, 0)
     here = (..., slice(height), slice(left, left + width))

@@ -28,8 +28,8 @@ class Criterion:
     def counts(self, batch: Batch) -> Tensor:
         """Return this batch's count for each of `names`: float64 (len(names),), in CPU memory.
 
-        Sum the counts over the micro-batches and ranks of an optimizer step before its first backward pass: these sums
-        are the `divisors`. The gradient then equals that of one process on the whole global batch.
+        Before an optimizer step's first backward pass, sum them over its micro-batches and ranks to get the `divisors`.
+        The gradient then equals that of one process on the whole global batch.
         """
         # float64 is exact for counts of pixels up to 2**53, and float32 only up to 2**24: one batch may have more.
         return torch.tensor([float(term.count(batch)) for term in self.terms.values()], dtype=torch.float64)
@@ -65,10 +65,7 @@ class Criterion:
     def _pass_sums(
         terms: list[PixelTerm], logits: Tensor, batch: Batch, scales: dict[str, float]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return {name: sum} of the terms, detached, and the logits' gradient of their scaled sums, for add_gradient().
-
-        Without terms, the gradient is None.
-        """
+        """Return {name: sum} of the terms, detached, and the gradient for add_gradient(), None without terms."""
         if not terms:
             return {}, None  # a pass over all pixels would compute nothing
         weights = {term.name: term.weights(batch, logits.dtype) for term in terms}

@@ -21,10 +21,7 @@ def find_kernel(logits: Tensor) -> Callable[[PixelPass], Tensor] | None:
 
 @cache
 def tested_kernel(device: torch.device) -> Callable[[PixelPass], Tensor] | None:
-    """Return the Triton kernel if it works on the device and agrees with the bands, else warn and return None.
-
-    It waits for the device, but only once.
-    """
+    """Return the Triton kernel if it agrees with the bands on the device; else warn and return None. Waits once."""
     logits, size = torch.arange(5 * 2 * 3, device=device).sin().view(1, 5, 2, 3), (3, 7)
     label = (torch.arange(3 * 7, device=device) % 6).byte().view(1, 3, 7)
     slope = (label < 5).float()

@@ -1,8 +1,8 @@
 """One pass over the upsampled logits, in bands of rows, computes cross entropies, the entropy, and their gradient.
 
 The full-size logits never exist. Upsampling is linear and separable, so a band of rows is the product of two small
-matrices with the logits; the transposed products take the band's gradient back to low resolution. No sum depends on
-timing, so results repeat bit for bit, on CUDA too.
+matrices with the logits; the transposed products take the band's gradient back to low resolution. Results repeat bit
+for bit, because no sum depends on timing.
 """
 
 from collections.abc import Callable, Sequence

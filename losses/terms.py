@@ -95,8 +95,8 @@ class RegionTerm(Term):
     def image_sum(self, p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
         """Return the sum over an image's P classes, a scalar.
 
-        p: (P, N), probabilities of P classes in N pixels. inside: (P, N) bool, g: whether the label is that class;
-        every class has at least one pixel. labelled: (N,) bool.
+        p: (P, N), their probabilities in N pixels. inside: (P, N) bool, g: the label's pixels, at least one per class.
+        labelled: (N,) bool.
         """
         raise NotImplementedError
 
@@ -154,8 +154,7 @@ class Dice(RegionTerm):
 class Lovasz(RegionTerm):
     """Lovasz-Softmax (arXiv:1705.08790): the Lovasz extension of 1 - IoU at the errors |g - p|.
 
-    Sort the errors in falling order. The extension is the sum of each error times the growth of 1 - IoU when its pixel
-    becomes wrong after all pixels before it.
+    With errors in falling order, it sums each error times the growth of 1 - IoU when its pixel becomes wrong.
     """
 
     name = "seg_lovasz"

@@ -32,10 +32,9 @@ def build(
     """
     head = HEADS[name]
     common: dict = {"grad_checkpointing": grad_checkpointing}
-    features: Backbone
     if backbone == RESNET:
         common |= {"dilations": head.dilations, "ceil_mode": head.ceil_mode, "stride_in_1x1": stride_in_1x1}
-        features = ResNetBackbone(layers, **common)
+        features: Backbone = ResNetBackbone(layers, **common)
     else:
         features = TimmBackbone(backbone.removeprefix(TIMM), output_stride=output_stride, **common)
     model = Segmenter(features, head, num_classes, lorm_scope=lorm_scope if name.endswith("_lorm") else None, **options)

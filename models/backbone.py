@@ -22,8 +22,7 @@ MULTI_GRID: Dilations = ((2,), (4, 8, 16))  # CDSP and DeepLabV3 (arXiv:1706.055
 class Backbone(nn.Module):
     """A network that maps normalised images (B, 3, H, W) to features, from the finest to the deepest.
 
-    channels, strides: one per map of features. mean, std: one per colour, 0..1; the start weights were trained with
-    them.
+    channels, strides: one per map of features. mean, std: the normalisation, one per colour, in units of 0..1.
     """
 
     channels: tuple[int, ...]
@@ -44,10 +43,7 @@ class Backbone(nn.Module):
         return set()
 
     def freeze_unused(self, head: nn.Module) -> None:
-        """Turn off the gradients of parameters that the logits of a head do not depend on.
-
-        DistributedDataParallel would wait for them. By default, all parameters are used.
-        """
+        """Freeze parameters that the head's logits do not depend on, because DDP would wait for them. Default: none."""
 
     @torch.no_grad()
     def feature_size(self, height: int, width: int) -> tuple[int, int]:
@@ -147,20 +143,17 @@ class Recomputed:
 def _own_statistics(block: nn.Module) -> Iterator[None]:
     """Let batch norm update copies of its running statistics: the first forward pass has updated its own already.
 
-    Without statistics (track_running_stats=False), the second pass would keep fewer tensors than the first, and torch's
-    `checkpoint` refuses that.
+    torch's `checkpoint` refuses a second pass without statistics, which would keep fewer tensors than the first.
     """
     norms = [module for module in block.modules() if isinstance(module, BATCH_NORMS) and module.training]
-    kept = [dict(norm.named_buffers(recurse=False)) for norm in norms]
-    for norm, buffers in zip(norms, kept, strict=True):
-        for name, buffer in buffers.items():
-            setattr(norm, name, buffer.clone())
+    buffers = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
+    for norm, name, buffer in buffers:
+        setattr(norm, name, buffer.clone())
     try:
         yield
     finally:
-        for norm, buffers in zip(norms, kept, strict=True):
-            for name, buffer in buffers.items():
-                setattr(norm, name, buffer)
+        for norm, name, buffer in buffers:
+            setattr(norm, name, buffer)
 
 
 def _dilate(block: nn.Module, dilation: int) -> None:

@@ -2,8 +2,9 @@
 
 import copy
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,7 @@ PROBE_SIZE = (97, 113)
 class FoldedConv(nn.Module):
     """One convolution that replaces a convolution and the batch norm after it, in eval mode.
 
-    dtype: type of the weights, so that autocast need not cast them in each forward pass; None: unchanged. float64
-    weights stay float64.
+    dtype: type of float32 weights, so that autocast need not cast them in each forward pass; None: unchanged.
     """
 
     weight: Tensor
@@ -60,9 +60,8 @@ class FoldedConv(nn.Module):
 def fold_batch_norm(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Return a copy of the model, in eval mode, that computes the same logits up to rounding in less time.
 
-    Each batch norm that is registered right after a convolution is folded into it. A timm network is only folded if a
-    trial gives the same features. The copy has no LoRM, which only trains, and keeps the convolutions' current weights.
-    dtype: as in FoldedConv.
+    Each batch norm registered right after a convolution is folded into it, in timm networks only if a trial gives the
+    same features. The copy has no LoRM, and keeps the convolutions' current weights. dtype: as in FoldedConv.
     """
     # The convolutions get new weights below, so copying the model's would be waste.
     shared = {id(value): value for value in (*model.parameters(), *model.buffers())}
@@ -98,17 +97,11 @@ def _folds_exactly(name: str, output_stride: int) -> bool:
 
 
 def _fold_in_place(model: nn.Module, dtype: torch.dtype | None, excluded: Collection[nn.Module] = ()) -> None:
-    for parent, name, norm_name in [conv for conv in _convolutions(model) if conv[0] not in excluded]:
-        norm = getattr(parent, norm_name) if norm_name else None
-        setattr(parent, name, FoldedConv(getattr(parent, name), norm, dtype))
-        if norm_name:
-            setattr(parent, norm_name, getattr(norm, "act", nn.Identity()))  # timm's norms have their activation
-
-
-def _convolutions(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
-    """Yield (parent module, name of a plain convolution in it, name of the batch norm after it or "")."""
-    for parent in model.modules():
-        children = [*parent.named_children(), ("", None)]
+    for parent in [module for module in model.modules() if module not in excluded]:  # a list: the loop changes modules
+        children: list[tuple[str, Any]] = [*parent.named_children(), ("", None)]
         for (name, conv), (norm_name, norm) in pairwise(children):
-            if type(conv) in (nn.Conv2d, Conv2d):
-                yield parent, name, norm_name if isinstance(norm, nn.BatchNorm2d) else ""
+            if type(conv) in (nn.Conv2d, Conv2d):  # not timm's subclasses, which pad in their own way
+                is_norm = isinstance(norm, nn.BatchNorm2d)
+                setattr(parent, name, FoldedConv(conv, norm if is_norm else None, dtype))
+                if is_norm:
+                    setattr(parent, norm_name, getattr(norm, "act", nn.Identity()))  # timm's norms have an activation

@@ -42,8 +42,7 @@ def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int
 class PooledBatchNorm(BatchNorm2d):
     """Batch norm of a 1x1 map (B, C, 1, 1), which uses its running statistics in training on a single image.
 
-    One value per channel has no variance to normalise by, so torch raises. Synchronised norms also use other ranks'
-    values.
+    One value per channel has no variance, so torch raises. Synchronised norms also have other ranks' values.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -210,8 +209,7 @@ class DeepLabV3PlusMultiHead(Head):
 
     ASPP processes the deepest features. For each finer stride, its result is upsampled, concatenated with a 1x1
     convolution of the features (64 channels, or 32 at the finest), and passed through a 3x3 convolution. This follows
-    arXiv:1911.10194, section 3.1, but with full instead of separable convolutions. No dropout. Logits at the finest
-    stride.
+    arXiv:1911.10194, section 3.1, but with full convolutions. No dropout. Logits at the finest stride.
     """
 
     names = ("deeplabv3p_multi", "deeplabv3p_multi_lorm")

@@ -143,8 +143,7 @@ class _Images:
         self.key_dots = self.key_norm.new_zeros(*self.keys.shape[:2], 1)
 
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
-        """Return (x - y)^2 at the positions, (N, C). Write the gradient of its sum by x to grad_x, and add those of the
-        layers to grads.
+        """Return (x - y)^2 at the positions, (N, C). Write the gradient of its sum to grad_x; add the layers' to grads.
 
         grad_x: (B, H*W, C), contiguous, or None: no gradients.
         """

@@ -131,8 +131,7 @@ def released_type(state_dict: dict[str, Tensor]) -> str | None:
 def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str, model_type: str) -> bool:
     """Return whether the weights are of a released CDSP file, whose backbone needs --stride_in_1x1.
 
-    path: for messages. Raises UserError for weights of torchvision's DeepLabV3, whose network is dilated differently
-    from ours, with another model_type.
+    path: for messages. Raises UserError if another model_type is to use torchvision's differently dilated DeepLabV3.
     """
     released = released_type(state_dict)
     if released == TORCHVISION_TYPE != model_type:
@@ -143,10 +142,7 @@ def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str, model_type: st
 
 
 def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
-    """Return {name: tensor}, the weights in the content of one of our files, CDSP's or torchvision's.
-
-    averaged: prefer the EMA weights, which validation scored, if the file has them.
-    """
+    """Return {name: tensor} from our checkpoints, CDSP's or torchvision's. averaged: prefer EMA weights, if any."""
     parts = [content.get(name) for name in (["ema"] if averaged else []) + ["model", "state_dict"]]
     weights = next((part for part in parts if isinstance(part, dict)), content)
     tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor) and isinstance(name, str)}
@@ -169,8 +165,7 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, list[str], list[str]]:
     """Copy all weights with a matching name and shape into the model. No integer is copied to a float.
 
-    Return (number copied, the model's names without a value, the file's unused names). torchvision's classifier (fc.*)
-    and auxiliary classifier do not count as unused.
+    Return (number copied, the model's names without a value, the file's unused names but torchvision's classifiers).
     """
     wanted = {name: (value.shape, value.is_floating_point()) for name, value in model.state_dict().items()}
     prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released_type(state_dict), CDSP_PARTS)

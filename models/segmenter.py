@@ -44,10 +44,9 @@ class Segmenter(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: Tensor, foreground: Foreground | None = None) -> dict[str, Tensor]:
-        """Return {"logits": (B, num_classes, h, w)} at the head's stride, and LoRM's loss in training.
+        """Return {"logits": (B, num_classes, h, w)} at the head's stride; in training with LoRM, also LoRM's outputs.
 
-        images: (B, H, W, 3), 0..255. foreground: LoRM's positions, or None. In training with LoRM, the outputs also
-        contain LoRM's.
+        images: (B, H, W, 3), 0..255. foreground: LoRM's positions, or None.
         """
         x = images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean  # (B, H, W, 3) -> (B, 3, H, W)
         features = self.backbone(x / self.std)
@@ -58,11 +57,8 @@ class Segmenter(nn.Module):
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)
-        if self.freeze_bn:
-            for module in self.modules():
-                if isinstance(module, BATCH_NORMS):
-                    module.eval()
-        for module in self.frozen:
+        norms = [part for part in self.modules() if isinstance(part, BATCH_NORMS)] if self.freeze_bn else []
+        for module in (*norms, *self.frozen):
             module.eval()
         return self
 
@@ -71,8 +67,7 @@ def freeze(backbone: Backbone, num_parts: int) -> list[nn.Module]:
     """Freeze the first `num_parts` parts of a backbone, counted from the input as in its depths().
 
     Their parameters no longer require gradients, so autograd keeps nothing for them. Return the modules that must stay
-    in evaluation mode, so that batch norm uses its stored statistics and does not update them. Raises UserError if
-    the backbone has fewer parts.
+    in evaluation mode, so that batch norm keeps its statistics. Raises UserError if the backbone has fewer parts.
     """
     depths = backbone.depths()
     total = 1 + max(depths.values())

@@ -49,8 +49,7 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return features from the finest (stride 4, or the network's finest if coarser) to the deepest.
 
-        images: normalised, (B, 3, H, W). If the network only accepts multiples of a size, they are padded at the bottom
-        and the right with 0, the mean colour.
+        images: normalised, (B, 3, H, W); padded at the bottom and right with 0, the mean colour, to sizes that fit.
         """
         return _features(self.body, images, self.facts)
 
@@ -108,23 +107,19 @@ def _find_facts(name: str, output_stride: int) -> NetworkFacts:
     if any(parameter.dim() > 4 for parameter in body.parameters()):  # LambdaResNets
         raise UserError(f"--backbone timm:{name}: has 3-D convolutions, which cannot be channels-last: choose another")
     number = len(body.feature_info)
-    for norm in (True, False):
-        for multiple in (1, *sorted({info["reduction"] for info in body.feature_info})):
-            facts = NetworkFacts(options, list(range(number)), norm=norm, multiple=multiple)
-            shapes = [_shapes(body, facts, size) for size in PROBES]
-            if all(shapes) and shapes[0] != shapes[1]:  # CrossViT resizes all images to one size
-                sides = [PROBES[0][0] / shape[2] for shape in shapes[0]]
-                strides = [2 ** round(math.log2(side)) for side in sides]
-                # The last features of each stride, without those that are finer than the heads take.
-                indices = [
-                    index
-                    for index, stride in enumerate(strides)
-                    if stride not in strides[index + 1 :] and (stride >= FINEST or index == number - 1)
-                ]
-                chosen = tuple((shapes[0][index][1], strides[index]) for index in indices)
-                return facts._replace(
-                    indices=indices, channels=tuple(c for c, _ in chosen), strides=tuple(s for _, s in chosen)
-                )
+    multiples = 1, *sorted({info["reduction"] for info in body.feature_info})
+    for norm, multiple in itertools.product((True, False), multiples):
+        facts = NetworkFacts(options, list(range(number)), norm=norm, multiple=multiple)
+        shapes = [_shapes(body, facts, size) for size in PROBES]
+        if all(shapes) and shapes[0] != shapes[1]:  # CrossViT resizes all images to one size
+            strides = [2 ** round(math.log2(PROBES[0][0] / shape[2])) for shape in shapes[0]]
+            # Of the features with one stride, heads take the last, and none finer than FINEST.
+            by_stride = {
+                stride: index for index, stride in enumerate(strides) if stride >= FINEST or index == number - 1
+            }
+            indices = sorted(by_stride.values())
+            channels = tuple(shapes[0][index][1] for index in indices)
+            return facts._replace(indices=indices, channels=channels, strides=tuple(strides[i] for i in indices))
     raise UserError(f"--backbone timm:{name}: takes images of one size only: choose a network that takes any size")
 
 
@@ -168,13 +163,11 @@ def _features(body: Any, images: Tensor, facts: NetworkFacts) -> tuple[Tensor, .
     )
     if padded is images:
         return tuple(features)
-    # Cut off the positions that are entirely in the padding.
-    rows, columns = zip(images.shape[2:], padded.shape[2:], strict=True)
-    return tuple(x[:, :, : _share(x.shape[2], *rows), : _share(x.shape[3], *columns)] for x in features)
-
-
-def _share(length: int, part: int, whole: int) -> int:
-    return -(-length * part // whole)
+    # Cut off the positions that are entirely in the padding: keep ceil(length * part / whole).
+    (height, all_rows), (width, all_columns) = zip(images.shape[2:], padded.shape[2:], strict=True)
+    return tuple(
+        x[:, :, : -(-x.shape[2] * height // all_rows), : -(-x.shape[3] * width // all_columns)] for x in features
+    )
 
 
 def _is_composite(module: nn.Module) -> bool:

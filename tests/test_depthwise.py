@@ -45,11 +45,16 @@ def test_gradients_are_those_of_torch(geometry, dtype, tolerance):
 
 def test_our_convolution_uses_it_for_depthwise_kernels_on_the_cpu(monkeypatch):
     used = []
-    for kind in ("depthwise_gradients", "convolution_gradients"):
-        gradients = getattr(convolution, kind)
-        spy = lambda *args, kind=kind, gradients=gradients, **wanted: used.append(kind) or gradients(*args, **wanted)  # noqa: E731
-        monkeypatch.setattr(convolution, kind, spy)
-    for groups in (6, 1, 2):  # torch's own gradients for 2
+
+    def watch(name):
+        gradients = getattr(convolution, name)
+        monkeypatch.setattr(
+            convolution, name, lambda *args, **options: used.append(name) or gradients(*args, **options)
+        )
+
+    watch("depthwise_gradients")
+    watch("convolution_gradients")
+    for groups in (6, 1, 2):  # torch computes the gradients of 2 groups
         conv = Conv2d(6, 6, 5, padding=2, groups=groups, bias=False)
         conv(torch.randn(1, 6, 9, 9, requires_grad=True)).sum().backward()
     assert used == ["depthwise_gradients", "convolution_gradients"]

@@ -141,10 +141,7 @@ def is_signed_8_bit(image: Any) -> bool:
 
 
 def check_mask(path: Path, image: Any, *, lossless: bool = True) -> None:
-    """Raise UserError if an opened mask or distance map has several frames or a codec for photos.
-
-    lossless: refuse codecs for photos.
-    """
+    """Raise UserError if an opened mask has several frames or, if `lossless`, a codec for photos."""
     if lossless and (codec := lossy_codec(path, image)):
         raise UserError(f"{path}: {LOSSY.format(codec)}")
     if (count := num_frames(path, image)) > 1:

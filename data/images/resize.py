@@ -48,8 +48,7 @@ def shrink(maps: Mapping[str, np.ndarray], long_side: int) -> dict[str, np.ndarr
     """Shrink the maps of a sample to a longer side of at most `long_side` pixels; 0: return them unchanged.
 
     maps: {"image": (H, W, 3), label maps: (H, W), which may be larger than the image}, uint8. The image is averaged, as
-    in resize(); a label map keeps the value at the centre of each pixel. Smaller images stay as they are: the warp of
-    the augmentation enlarges them.
+    in resize(); a label map keeps the value at each pixel's centre. The augmentation's warp enlarges smaller images.
     """
     height, width = maps["image"].shape[:2]
     longer = max(height, width)

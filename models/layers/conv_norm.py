@@ -20,8 +20,7 @@ from models.layers.norm import BatchNorm2d, Statistics, apply_statistics, as_cha
 def saves_time(x: Tensor, conv: nn.Conv2d) -> bool:
     """Return whether to use these functions for this input x (B, C, H, W) of the convolution.
 
-    With few pixels, products such as W^T e W take longer than they save. In fp16, z^T z overflows, whatever the loss
-    scale.
+    With few pixels, products such as W^T e W cost more than they save. In fp16, z^T z overflows at any loss scale.
     """
     num_pixels = x.numel() // x.shape[1] // (conv.stride[0] * conv.stride[1])
     return num_pixels > 2 * conv.out_channels and x.dtype != torch.float16
@@ -140,8 +139,7 @@ def _gradients(
 def _products(g: Tensor, x: Tensor, w: Tensor, for_x: bool) -> tuple[Tensor | None, Tensor]:
     """Return (g w, g^T x) over pixels: (B, C, H, W), or None without for_x, and (C_out, C).
 
-    g: (B, C_out, H, W). x: (B, C, H, W). They are computed as a convolution's gradients, which have its precision: TF32
-    on CUDA.
+    g: (B, C_out, H, W). x: (B, C, H, W). As gradients of a convolution, they have its precision: TF32 on CUDA.
     """
     geometry = (1, 1), (0, 0), (1, 1)
     grad_x, grad_w = convolution_gradients(g, x, w.to(x.dtype)[:, :, None, None], *geometry, wanted=[for_x, True])

@@ -90,20 +90,21 @@ def convolution_gradients(
 def taps_are_faster(weight: Tensor, dilation: int, x: Tensor) -> bool:
     """Return whether weight_gradient() takes less time than oneDNN, from measurements (benchmarks/RESULTS.md).
 
-    oneDNN leaves padding out in the other passes, but not in this one. For few output channels, copies of the input
-    cost more than the products.
+    oneDNN skips padding in the other passes only. With few outputs, copies of the input cost more than the products.
     """
     size, num_outputs, (height, width) = weight.shape[2], weight.shape[0], x.shape[2:]
     if size == 1:
         return True
-    return _inside_share(size, dilation, height, width) < 0.4 or (dilation >= 4 and num_outputs >= 64)
+    # The share of the products that do not multiply padding.
+    shifts = [abs(place - size // 2) * dilation for place in range(size)]
+    rows, columns = (sum(max(0, length - shift) for shift in shifts) for length in (height, width))
+    return rows * columns / (size**2 * height * width) < 0.4 or (dilation >= 4 and num_outputs >= 64)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     """Return the weight gradient (C_out, C, k, k) of a convolution with stride 1 that keeps height and width.
 
-    grad: (B, C_out, H, W), of the output. x: (B, C, H, W), the input. Each tap sums grad^T x over the pixels whose
-    tap is inside the map.
+    grad: (B, C_out, H, W), the output's. x: (B, C, H, W). Each tap sums grad^T x where the tap is inside the map.
     """
     size, height, width = weight.shape[2], *x.shape[2:]
     grad, x = grad.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1)  # (B, C, H, W) -> (B, H, W, C)
@@ -123,16 +124,9 @@ def _overlap(size: int, shift: int) -> slice:
     return slice(max(0, shift), size + min(0, shift))
 
 
-def _inside_share(size: int, dilation: int, height: int, width: int) -> float:
-    """Return the share of the products that do not multiply padding."""
-    shifts = [abs(place - size // 2) * dilation for place in range(size)]
-    rows, columns = (sum(max(0, length - shift) for shift in shifts) for length in (height, width))
-    return rows * columns / (size**2 * height * width)
-
-
 def for_onednn(x: Tensor, weight: Tensor, dilation: Pair) -> Pair:
-    """Return the dilation, or 2 for a 1x1 kernel on the CPU, which has the same result and makes torch choose oneDNN.
+    """Return the dilation, or 2 for a 1x1 kernel on the CPU: the same result, but torch then chooses oneDNN.
 
-    torch chooses a slower kernel on one thread for float32 1x1 convolutions that are not dilated.
+    torch's choice on one thread is slower for float32 1x1 convolutions that are not dilated.
     """
     return (2, 2) if weight.shape[2:] == (1, 1) and x.device.type == "cpu" else dilation

@@ -1,8 +1,7 @@
 """The gradients of depthwise convolutions, faster on the CPU.
 
 oneDNN has fast code for every forward pass, but not for the backward pass of a kernel that is dilated, strided or
-larger than 3x3. Here both gradients are computed as forward convolutions where that is faster: up to 15 times for a
-layer (benchmarks/RESULTS.md).
+larger than 3x3. Forward convolutions compute both gradients up to 15 times as fast (benchmarks/RESULTS.md).
 """
 
 import torch

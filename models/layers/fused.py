@@ -20,10 +20,7 @@ from models.layers.norm import BatchNorm2d, apply_statistics, aten
 
 
 def is_fusable(*norms: nn.Module) -> bool:
-    """Return whether the functions of this file may replace these modules: in a forward pass that records gradients.
-
-    A compiler recomputes by itself.
-    """
+    """Return whether this file's functions may replace the modules. (A compiler recomputes by itself.)"""
     ours = all(
         isinstance(norm, BatchNorm2d) and norm.affine and norm.track_running_stats and norm.momentum is not None
         for norm in norms

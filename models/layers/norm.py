@@ -1,7 +1,6 @@
 """Batch norm, plain or over all processes, in parts that an autograd function can call.
 
-torch's SyncBatchNorm drops processes without images by a mask. The CPU must wait for the mask's size three times per
-layer. Here every process has images.
+torch's SyncBatchNorm masks processes without images, so the CPU waits three times per layer. Ours always have some.
 """
 
 import torch
@@ -21,9 +20,8 @@ Statistics = tuple[Tensor, ...]
 class BatchNorm2d(nn.BatchNorm2d):
     """nn.BatchNorm2d with the same result, parameters and names, and the methods that models.layers.fused calls.
 
-    synchronized: training uses the statistics of all processes, and normalise(), gradients() and average() are
-    collective. This makes no difference in evaluation and while frozen. The methods do not record gradients; they need
-    running statistics, weights and a momentum.
+    synchronized: training uses all processes' statistics, and normalise(), gradients() and average() are collective,
+    except while frozen. The methods do not record gradients; they need running statistics, weights and a momentum.
     """
 
     synchronized = False
