@@ -39,8 +39,8 @@ def check_sample(
 
     train, val: {map: path} per image. num_classes: the value of --numclasses. command: the data check's command, quoted
     in messages. mapper: works like map(), and may share the work between processes. label_map: applied to the files'
-    values. Raises UserError if a label is invalid, if no training or no validation label has a class, or if num_classes
-    is 2 and all training labels are only 0 and 255.
+    values. Raises UserError if a label is invalid, or if no training or no validation label has a class. Also raises it
+    if num_classes is 2 and all training labels contain only 0 and 255.
     """
 
     smoothed: dict[Path, bool] = {}

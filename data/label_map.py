@@ -68,7 +68,7 @@ def read_label_map(chosen: str, num_classes: int | None = None, text: str | None
     """Return the LabelMap of a preset or a file, or None for "".
 
     chosen: NAME of configs/label_maps/NAME.txt, or the path of a text file. A line is "VALUE CLASS", "FIRST-LAST CLASS"
-    (all to one class), "FIRST-LAST FIRST-LAST" (one after the other) or "* CLASS" (every value that no line lists).
+    (one class for all), "FIRST-LAST FIRST-LAST" (one after the other) or "* CLASS" (every value that no line lists).
     "#" starts a comment. VALUE is an integer of 32 bits; CLASS is 0..253, or 255 = ignore. 255 stays 255 unless it is
     listed. num_classes: the value of --numclasses; None accepts any. text: the file's text, if known. Raises UserError
     if the file cannot be read, has a wrong line, lists a value twice, or gives a class that is not below num_classes.

@@ -92,9 +92,9 @@ class PixelPass:
     def _band(self, z: Tensor, work: Tensor, place: tuple[int, slice]) -> None:
         """Fill a band of one image's maps from its logits z (rows, C, W), which are overwritten.
 
-        Then `work` is the gradient of the loss by these logits, without label smoothing's part. With p the softmax, it
-        is slope * (p - target) for cross entropy, and -slope * p * (ln p + entropy) = slope * p * (mean - z) for the
-        entropy, where mean is that of z by p.
+        Then `work` is the gradient of the loss by these logits, without label smoothing's part. Let p be the softmax.
+        Cross entropy adds slope * (p - target). The entropy adds -slope * p * (ln p + entropy), which equals
+        slope * p * (mean - z), where mean is sum(p * z).
         """
         labels = [target.label[place].clamp(max=self.last_class).long().unsqueeze(1) for target in self.targets]
         z -= z.amax(1, keepdim=True)

@@ -20,7 +20,7 @@ log = logging.getLogger("segtrain")
 def compile_blocks(model: Segmenter) -> None:
     """Compile the model's residual blocks and head for training, in place. Names in the state dict stay.
 
-    Blocks of one shape share their code, gradient checkpointing recomputes a block by its compiled code, and
+    Blocks of one shape share their code, and gradient checkpointing recomputes a block by its compiled code.
     DistributedDataParallel can send a block's gradients while earlier blocks compute theirs. The first step compiles.
     Evaluation is not compiled, because sizes differ from image to image; copies of the model are not compiled. If
     torch.compile does not work here, for example without a C++ compiler, log a warning and leave the model uncompiled.

@@ -207,8 +207,8 @@ class CDSPDeepLabV3PlusHead(Head):
 class DeepLabV3PlusMultiHead(Head):
     """DeepLabV3+'s head, joined with the features of every finer stride in turn, as in Panoptic-DeepLab.
 
-    ASPP processes the deepest features. For each finer stride, its result is upsampled, concatenated with a 1x1
-    convolution of the features (64 channels, or 32 at the finest), and passed through a 3x3 convolution. This follows
+    ASPP processes the deepest features. Then each finer stride adds three steps: upsampling, concatenation with a 1x1
+    convolution of its features (64 channels, or 32 at the finest), and a 3x3 convolution. This follows
     arXiv:1911.10194, section 3.1, but with full convolutions. No dropout. Logits at the finest stride.
     """
 

@@ -30,7 +30,7 @@ class TimmBackbone(Backbone):
     name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32; 0 means 16 if
     the network supports it, else its own. grad_checkpointing: as in ResNetBackbone. A network with one stride, such as
     a ViT, has one map of features; its position embeddings are resized to the image. Raises UserError if timm is
-    missing or does not know the name, or if the network does not support the output stride or images of any size.
+    missing or lacks the name, or if the network does not support the output stride or images of any size.
     """
 
     def __init__(self, name: str, *, output_stride: int = 0, grad_checkpointing: bool = False):

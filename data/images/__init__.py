@@ -61,8 +61,8 @@ def read_image(path: Path, long_side: int = 0) -> np.ndarray:
 def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
     """Return the pixels of an ordinary, whole JPEG file, by OpenCV, which takes less time than PIL; else None.
 
-    The pixels are the same as PIL's. OpenCV fills missing parts of a truncated file with grey, and treats EXIF and
-    Adobe's colours in its own way, so such files are left to PIL.
+    The pixels are the same as PIL's. Other JPEG files are left to PIL: OpenCV fills truncated files with grey, and
+    treats EXIF and Adobe's colours in its own way.
     """
     if image.format != "JPEG" or image.mode != "RGB" or not image.info.keys().isdisjoint(("exif", "xmp", "adobe")):
         return None
@@ -74,8 +74,8 @@ def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
 def _reduced(image: Image.Image, long_side: int) -> np.ndarray | None:
     """Return a JPEG photo that PIL has opened, resized to the longer side `long_side` in pixels.
 
-    The photo is decoded at a half, a quarter or an eighth of its size, which takes half of the time, and then averaged
-    as in data.images.resize. Returns None for other files, and for photos that are not so large.
+    The photo is decoded at a half, a quarter or an eighth of its size, which halves the time. It is then averaged as in
+    data.images.resize. Returns None for other files, and for photos that are not so large.
     """
     width, height = image.size
     down, across = scaled_size((height, width), long_side)

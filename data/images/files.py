@@ -41,8 +41,8 @@ _DAMAGE = re.compile("Corrupt JPEG data.*|Premature end.*")
 def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     """Yield an image file, opened by PIL. Turn exceptions of PIL, here and in the `with` block, into a UserError.
 
-    needed: IMAGE or MASK, for messages. Raises UserError if the file is missing, not a regular file, in none of
-    FORMATS, or has channels that PIL leaves out or cuts to 8 bits.
+    needed: IMAGE or MASK, for messages. Raises UserError if the file is missing, not a regular file, or in none of
+    FORMATS, or if PIL leaves out channels or cuts them to 8 bits.
     """
     TiffImagePlugin.logger.disabled = True  # it would print a line of its own for a file that is refused
     try:

@@ -4,9 +4,9 @@ Let z be the input minus c, its mean over this process's N pixels, (N, C); W the
 the mean of the statistics, so that the output minus m is z W^T + d; g the gradient at the norm's result, (N, C_out);
 s = 1 / deviation; a = s gamma. Then gamma's gradient is s (sum(g^T z * W) over C + d sum(g)), and the output's gradient
 is a (g - g') - e (z W^T + d), with e = a s h'. Here g' and h' are the averages of g and of g times the normalised
-output, whose sums are the gradients of beta and gamma, over all values that the statistics come from: with synchronised
-batch norm, those of all processes. The products of the output's gradient with z and W need only g^T z, z^T z and
-W^T e W, and nothing of C_out channels is computed for each pixel.
+output; their sums are the gradients of beta and gamma. They average all values that the statistics come from, which
+are all processes' values if batch norm is synchronised. The products of the output's gradient with z and W need only
+g^T z, z^T z and W^T e W. So no tensor of C_out channels per pixel is computed.
 """
 
 import torch

@@ -5,8 +5,8 @@ only the input, which is the previous convolution's output. The backward pass re
 element by element (the idea of arXiv:1712.02616). A bottleneck of width C keeps 6 C channels instead of 12 C, because
 models.layers.conv_norm does not keep the output of its last convolution either.
 
-Each function computes what its modules compute, with statistics in float32 if the input is bf16 or fp16, and updates
-the running statistics as nn.BatchNorm2d does. There is no double backward. is_fusable() says when they may be used.
+Each function computes what its modules compute, with float32 statistics if the input is bf16 or fp16. It updates the
+running statistics as nn.BatchNorm2d does. There is no double backward. is_fusable() says when they may be used.
 """
 
 from dataclasses import dataclass
