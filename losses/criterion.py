@@ -78,7 +78,7 @@ class Criterion:
         entropies = [term.name for term in terms if isinstance(term, EntropyTerm)]
         # The entropy is the same for all terms that weight it, so the pass needs only the sum of their slopes.
         slopes = [scales[name] * weights[name] for name in entropies]
-        entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None  # from slopes[0]: 0 + map is one pass more
+        entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None  # 0 + map would be one more pass
         pixel_pass = PixelPass(logits, batch.image.shape[1:3], [*targets.values()], entropy_slope)
         maps = pixel_pass.run(find_kernel(logits))
         values = dict(zip(targets, maps.cross_entropies, strict=True))

@@ -1,6 +1,6 @@
 """Batch norm, plain or over all processes, in parts that an autograd function can call.
 
-torch's SyncBatchNorm masks processes without images, so the CPU waits three times per layer. Ours always have some.
+torch's SyncBatchNorm masks processes without images, so the CPU waits three times per layer. Ours all have some.
 """
 
 import torch
