@@ -129,7 +129,7 @@ def predict(
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
-    found = group.map(header_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
+    found = group.share_work(header_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
     headers = dict(zip(inputs, found, strict=True))
     good = {name: header for name, header in headers.items() if isinstance(header, Header)}
     readable = {name: header.size for name, header in good.items()}

@@ -97,7 +97,7 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     messages.log_data(cfg, train_set, val_loader, is_main=group.is_main)
     # Wrong labels are found now, not in mid-epoch.
     command = messages.data_check_command(cfg)
-    check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.map, train_set.label_map)
+    check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.share_work, train_set.label_map)
 
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_set)
@@ -217,7 +217,7 @@ class Trainer:
             checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
-        losses = criterion.by_name(group.sum(parts), progress)
+        losses = criterion.as_dict(group.sum(parts), progress)
         all_hits = group.sum(torch.stack(hits).sum(0)) if hits else None
         self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images, hits=all_hits)
         self.run.writer.check()

@@ -89,8 +89,8 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
         derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
-    options: dict = {"compute": computed_maps(cfg), "derive": derive, "seed": cfg.seed, "label_map": get_label_map(cfg)}
-    dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), **options)
+    options: dict = {"computed_maps": computed_maps(cfg), "derived_fields": derive, "label_map": get_label_map(cfg)}
+    dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), seed=cfg.seed, **options)
     sampler = TrainSampler(
         len(dataset),
         batch_size=cfg.batchsize,
@@ -116,7 +116,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None =
     if number > 1 and split != cfg.train_split:
         raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
     # Ranks that list different files are found later, by distributed.checks.check_setup.
-    sizes = [size or (0, 0) for size in group.map(dataset.image_size, range(len(dataset)))]
+    sizes = [size or (0, 0) for size in group.share_work(dataset.image_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
     options: dict = {"batch_sampler": batches, "collate_fn": identity_collate}

@@ -22,7 +22,7 @@ from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
 from models.foreground import find_foreground, foreground_mask
 from models.layers import blocks
-from models.layers.blocks import use_fused_forward, use_our_layers
+from models.layers.blocks import use_our_layers
 from models.layers.norm import BatchNorm2d, synchronize
 from models.lorm import LoRM
 from support.batch import Batch, Foreground
@@ -154,9 +154,7 @@ def fused_blocks(machine: Machine) -> str:
         for amp in AMPS:
             plain = _values_and_gradients(*_channels_last(copy.deepcopy(theirs).float(), x.float()), amp)
             for fits in (True, False):  # whether the block's last convolution is fused too
-                ours = use_fused_forward(copy.deepcopy(theirs).float())
-                use_our_layers(ours)
-                ours, images = _channels_last(ours, x.float())
+                ours, images = _channels_last(use_our_layers(copy.deepcopy(theirs).float()), x.float())
                 with mock.patch.object(blocks, "saves_time", lambda *_, fits=fits: fits):
                     found = _values_and_gradients(ours, images, amp)
                 for name, value in expected.items():

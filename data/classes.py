@@ -23,8 +23,7 @@ _PIXEL_VALUES = re.compile(r"pixel value\s*,\s*class", re.IGNORECASE)  # first l
 class Classes:
     """Names and colours of the classes of a data set.
 
-    names: one per class, in the order of class numbers. colours: (256, 3) uint8 RGB, indexed by label value; row 255 is
-    the colour of ignored pixels.
+    names: one per class, by class number. colours: (256, 3) uint8 RGB, by label value; row 255 is for ignored pixels.
     """
 
     names: list[str]
@@ -35,10 +34,10 @@ def read_classes(chosen: str, num_classes: int | None, text: str | None = None) 
     """Return the Classes of a preset or a file; for "", the names are "0", "1", ... and the colours are PASCAL VOC's.
 
     chosen: NAME of configs/classes/NAME.txt, path of a text file, or "". A file has one class per line: the name and,
-    optionally, #RRGGBB, which replaces VOC's colour; a line that begins with "# " is a comment. CVAT's labelmap.txt and
-    Roboflow's _classes.csv are read, too. num_classes: required number of classes; None accepts any number, but gives
-    no names for "". text: of the file, if it is known. Raises UserError if the file cannot be read, or does not have 2
-    to 255 or num_classes classes.
+    optionally, #RRGGBB, which replaces VOC's colour; a line that begins with "# " is a comment. This also reads CVAT's
+    labelmap.txt and Roboflow's _classes.csv. num_classes: required number of classes; None accepts any number, but
+    gives no names for "". text: the file's text, if known. Raises UserError if the file cannot be read, or does not
+    have 2 to 255 or num_classes classes.
     """
     colours = voc_colours()
     if not chosen:
@@ -46,15 +45,15 @@ def read_classes(chosen: str, num_classes: int | None, text: str | None = None) 
     text = read_preset("classes", chosen) if text is None else text
     lines = map(str.strip, text.split("\n"))
     used = {number: line for number, line in enumerate(lines, 1) if line and not _COMMENT.match(line)}
-    found = _classes_of(used, chosen)
-    names = [name for name, _ in found]
+    classes = _parse(used, chosen)
+    names = [name for name, _ in classes]
     if not 2 <= len(names) <= 255:
         raise UserError(f"--classes {chosen}: {len(names)} names; there must be 2 to 255")
     if twice := next((name for number, name in enumerate(names) if name in names[:number]), ""):
         raise UserError(f"--classes {chosen}: the name {twice!r} occurs twice: rename one")
     if num_classes not in (None, len(names)):
         raise UserError(f"--classes {chosen}: {len(names)} names, but --numclasses is {num_classes}")
-    for number, (_, colour) in enumerate(found):
+    for number, (_, colour) in enumerate(classes):
         if colour:
             colours[number] = list(colour)
     return Classes(names, colours)
@@ -77,12 +76,11 @@ def read_preset(flag: str, chosen: str) -> str:
         raise UserError(f"--{flag} {chosen}: {reason}; give a FILE, or one of {', '.join(presets)}") from None
 
 
-def _classes_of(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
+def _parse(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
     """Return (name, RGB colour or b"") of each class in the order of class numbers. Raises UserError.
 
-    used: {number of a line: its text}, without empty lines and comments.
-    A labelmap.txt has no numbers: there, the class named background comes first. Without any colour in it, Datumaro
-    paints the classes in VOC's colours, in the order of the lines.
+    used: {number of a line: its text}, without empty lines and comments. A labelmap.txt has no class numbers: the class
+    named background comes first. If it has no colours, Datumaro paints VOC's colours in the order of the lines.
     """
     lines = list(used.values())
     if lines and _PIXEL_VALUES.fullmatch(lines[0]):
@@ -94,24 +92,21 @@ def _classes_of(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
             raise UserError(f"--classes {chosen}: the pixel values are not 0, 1, 2, ...: list the names in a text file")
         return [(name, b"") for _, name in rows]
     if any(map(_LABELMAP.fullmatch, lines)):
-        found: list[tuple[str, bytes]] = []
+        classes: list[tuple[str, bytes]] = []
         for number, line in used.items():
             match = _LABELMAP.fullmatch(line)
             colour = [int(value) for value in match[2].split(",") if value] if match else [256]
-            if not match or max(colour, default=0) > 255 or (found and bool(colour) != bool(found[0][1])):
+            if not match or max(colour, default=0) > 255 or (classes and bool(colour) != bool(classes[0][1])):
                 expected = "expected name:red,green,blue::, as in a labelmap.txt"
                 raise UserError(f"--classes {chosen} line {number}: {line!r}: {expected}")
-            found.append((match[1], bytes(colour)))
-        return sorted(found, key=lambda item: item[0].lower() != "background") if found[0][1] else found
+            classes.append((match[1], bytes(colour)))
+        return sorted(classes, key=lambda item: item[0].lower() != "background") if classes[0][1] else classes
     matches = [match.groups() for match in map(_LINE.fullmatch, lines) if match]
     return [(name, bytes.fromhex(colour or "")) for name, colour in matches]
 
 
 def voc_colours() -> np.ndarray:
-    """Return PASCAL VOC's colours by class number, (256, 3) uint8 RGB.
-
-    The bits of a class number are spread over the three channels.
-    """
+    """Return PASCAL VOC's colours by class number, (256, 3) uint8 RGB. Its bits are spread over the channels."""
     numbers = np.arange(256)
     colours = np.zeros((256, 3), np.uint8)
     for bit in range(8):

@@ -1,4 +1,4 @@
-"""Samples of a split: each image with its label maps, augmented for training."""
+"""Data sets that read a split's images with their label maps, augmented for training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,8 +45,7 @@ class SegmentationDataset(Dataset):
     def listing(self) -> list[str]:
         """Return one line per sample: "kind=path" of each file, relative to the kind's folder, separated by spaces.
 
-        With a label map, a last line has its digest. Two machines or two runs have the same data set files and numbers
-        if the listings are equal.
+        A last line has the label map's digest, if any. Equal listings mean the same files and numbers.
         """
         lines = [
             " ".join(f"{kind}={path.relative_to(self.folders[kind]).as_posix()}" for kind, path in files.items())
@@ -77,12 +76,11 @@ class TrainSet(SegmentationDataset):
     """Augmented training samples: train_set[number of the pass, index]. They depend on (seed, these two) only.
 
     transform: the augmentation, called as transform(maps, rng).
-    compute: {"distance_s" or "distance_c": (source map, function)}. Each such map is computed from the source map of a
-    sample, not read from a file. It is computed before the transform, by the function called with the source map and
-    `scale`: pixels at transform.long_side per pixel of the map.
-    derive: {field of a Batch: (source map, function)}. Each such field is computed from the source map of the batch:
-    the training process then spends no time on it. With loader workers that are not forked, the functions must be
-    picklable.
+    computed_maps: {"distance_s" or "distance_c": (source map, function)}. These maps have no files. Before the
+    transform, function(source map, scale=...) computes them; scale: pixels at transform.long_side per pixel of the map.
+    derived_fields: {field of a Batch: (source map, function)}. function(the batch's source map) computes the field in
+    the loader's workers, so that the training process spends no time on it.
+    The functions must be picklable if the workers are not forked.
     """
 
     def __init__(
@@ -91,13 +89,14 @@ class TrainSet(SegmentationDataset):
         num_classes: int,
         *,
         transform: TrainTransform | CentreCrop,
-        compute: Mapping[str, tuple[str, Callable]] | None = None,
-        derive: Mapping[str, tuple[str, Callable[[Tensor], Any]]] | None = None,
+        computed_maps: Mapping[str, tuple[str, Callable]] | None = None,
+        derived_fields: Mapping[str, tuple[str, Callable[[Tensor], Any]]] | None = None,
         seed: int = 0,
         label_map: LabelMap | None = None,
     ):
         super().__init__(split, num_classes, label_map=label_map)
-        self.transform, self.compute, self.derive, self.seed = transform, compute or {}, derive or {}, seed
+        self.transform, self.seed = transform, seed
+        self.computed_maps, self.derived_fields = computed_maps or {}, derived_fields or {}
 
     def __getitem__(self, key: tuple[int, int]) -> Mapping[str, np.ndarray]:
         return self.transform(self.training_maps(key[1]), self._rng(*key))
@@ -115,7 +114,7 @@ class TrainSet(SegmentationDataset):
             out = {name: values[number].numpy() for name, values in stacked.items()}
             self.transform(maps, self._rng(epoch, index), out)
         batch = Batch(**stacked)
-        derived = {name: function(stacked[source]) for name, (source, function) in self.derive.items()}
+        derived = {name: function(stacked[source]) for name, (source, function) in self.derived_fields.items()}
         return replace(batch, counts=count_batch(batch), **derived)
 
     def _rng(self, epoch: int, index: int) -> np.random.Generator:
@@ -126,7 +125,7 @@ class TrainSet(SegmentationDataset):
         long_side = self.transform.long_side
         maps = shrink(self.read(index, long_side), long_side)
         scale = long_side / max(maps["image"].shape[:2]) if long_side else 1.0
-        for name, (source, distance) in self.compute.items():
+        for name, (source, distance) in self.computed_maps.items():
             maps[name] = distance(maps[source], scale=scale)
         return maps
 

@@ -22,8 +22,7 @@ NUM_TRAIN, NUM_VAL = 96, 24
 def draw_dataset(root: Path, num_train: int = NUM_TRAIN, num_val: int = NUM_VAL) -> None:
     """Draw the demo data set in the folder `root`, in PASCAL VOC's layout; do nothing if the folder exists.
 
-    num_train, num_val: number of images in each split. The folder appears only once it is complete. Raises UserError if
-    it cannot be written.
+    num_train, num_val: images per split. The folder appears only when complete. Raises UserError if it is not writable.
     """
     if root.exists():
         return
@@ -95,8 +94,7 @@ def _texture(class_id: int, rng: np.random.Generator) -> np.ndarray:
 def _shape(class_id: int, centre: tuple[float, float], radius: float, angle: float) -> np.ndarray:
     """Return a binary mask of one object of class 1 to 4, (HEIGHT, WIDTH) uint8: 1 inside, 0 outside.
 
-    The classes are disc, square, triangle and cross. centre: (x, y) in pixels. radius: in pixels. angle: rotation in
-    radians.
+    The classes are disc, square, triangle and cross. centre: (x, y) in pixels. radius: in pixels. angle: in radians.
     """
     canvas = np.zeros((HEIGHT, WIDTH), np.uint8)
     if class_id == 1:
@@ -116,7 +114,7 @@ def _shape(class_id: int, centre: tuple[float, float], radius: float, angle: flo
 def _scribble(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return scribbles for a dense mask (H, W) uint8: class numbers on the strokes and 255 elsewhere, (H, W) uint8.
 
-    Each connected region of a class gets one bent stroke, 3 pixels wide. A region that a 7x7 erosion removes gets none.
+    Each connected region of a class gets one bent stroke, 3 pixels wide, unless a 7x7 erosion removes the region.
     """
     scribble = np.full(dense.shape, IGNORE, np.uint8)
     for class_id in np.unique(dense):
@@ -137,7 +135,7 @@ def _scribble(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _pseudo_label(dense: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return a copy of a dense mask (H, W) uint8 with random faults, like a label from a classifier's activation maps.
 
-    An object may be missing, grown, shrunk or have a hole; some pixels along borders are 255 (ignored).
+    Objects may be missing, grow, shrink or have a hole; some pixels along borders are 255 (ignored).
     """
     pseudo = np.zeros_like(dense)
     num_regions, regions = cv2.connectedComponents((dense > 0).astype(np.uint8))

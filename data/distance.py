@@ -1,4 +1,4 @@
-"""Distance maps that weight the entropy losses (CDSP, "Scribble Hides Class", AAAI 2024).
+"""Compute distance maps, which weight the entropy losses (CDSP, "Scribble Hides Class", AAAI 2024).
 
 Training computes them on the fly, from each label at its own size. To save them as PNGs instead:
 
@@ -33,10 +33,9 @@ def scribble_distance(
 ) -> np.ndarray:
     """Return the closeness of each pixel to the nearest stroke, (H, W) uint8: 255 on a stroke, falling to 0.
 
-    The value is 255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)). d is the exact Euclidean distance in pixels to the
-    nearest stroke, times `scale`.
-    label: scribbles (H, W) uint8, class numbers 0..254, 255 = no stroke. background: class whose strokes do not count;
-    None counts all strokes. If no stroke counts, the map is 0 everywhere.
+    The value is 255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)). d is the exact Euclidean distance in pixels, * `scale`.
+    label: scribbles (H, W) uint8, 255 = no stroke. background: class whose strokes do not count; None counts all. If no
+    stroke counts, the map is 0 everywhere.
     """
     return 255 - _scaled_distance(is_foreground(label, background), lambda_s * scale**2)
 
@@ -46,11 +45,9 @@ def pseudo_distance(
 ) -> np.ndarray:
     """Return the distance of each pixel to a pseudo-label's contours, (H, W) uint8: 0 on a contour, rising to 255.
 
-    The value is trunc(clip(sqrt(lambda_c) * d, 0, 255)). d is the exact Euclidean distance in pixels to the nearest
-    contour pixel, times `scale`.
-    label: pseudo-label (H, W) uint8, class numbers 0..254, 255 = unlabelled. background: the contours outline all other
-    classes together; None outlines each class by itself. Contours are 1 pixel wide and include those of holes. If there
-    is no contour, the map is 255 everywhere.
+    The value is trunc(clip(sqrt(lambda_c) * d, 0, 255)). d is the exact Euclidean distance in pixels times `scale`.
+    label: pseudo-label (H, W) uint8, 255 = unlabelled. background: contours outline all other classes together; None
+    outlines each class by itself. Contours are 1 pixel wide, also around holes. Without any, the map is 255 everywhere.
     """
     if background is None:
         regions = [label == number for number in np.unique(label) if number != IGNORE]

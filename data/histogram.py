@@ -1,4 +1,4 @@
-"""Class frequencies in the labels, class weights from them, and the counts of a training batch."""
+"""Count the classes in labels and in training batches, and derive class weights."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,10 +22,9 @@ def value_histogram(values: np.ndarray) -> np.ndarray:
 
 
 def count_batch(batch: Batch) -> dict[str, Tensor]:
-    """Return {map: what the losses count in it} of a batch in CPU memory.
+    """Return {map: its counts per image, int64} for a batch in CPU memory; the losses need them.
 
-    A label map gives (B, 256) int64, the number of pixels of each value in each image; a distance map gives (B,) int64,
-    the number of pixels that are not 0.
+    They are (B, 256) for a label map, the number of pixels per value, and (B,) for a distance map, those above 0.
     """
     counts = {}
     for name, maps in batch.maps.items():
@@ -37,8 +36,7 @@ def count_batch(batch: Batch) -> dict[str, Tensor]:
 def class_weights(histogram: np.ndarray) -> np.ndarray:
     """Return class weights by ENet's bounded rule (arXiv:1606.02147): 1 / ln(1.02 + p), (num_classes,) float64.
 
-    p is the class's share of the labelled pixels. histogram: pixels of each class, (num_classes,). Weights range from
-    1.42 for p = 1 to 50.5 for p = 0.
+    p is the class's share of the labelled pixels; p = 1 has weight 1.42, p = 0 50.5. histogram: pixels per class.
     """
     share = histogram / max(histogram.sum(), 1)
     return 1 / np.log(1.02 + share)

@@ -49,28 +49,28 @@ class LabelMap:
     def look_up(self, label: np.ndarray) -> np.ndarray:
         """Return the class of each pixel, (H, W) uint8; UNLISTED where the map has none. label: (H, W), integers.
 
-        With BINARY, 255 is ambiguous in a label that also holds 1, so it is UNLISTED there.
+        For BINARY, 255 is ambiguous in a label that also contains 1, so it is UNLISTED there.
         """
         if label.dtype == np.uint8:
-            found = cv2.LUT(label, self.table[:256])  # ten times as fast
+            classes = cv2.LUT(label, self.table[:256])  # ten times as fast
         else:
             inside = (label >= 0) & (label < NUM_VALUES)
-            found = self.table[np.where(inside, label, 0).astype(np.int64)]
+            classes = self.table[np.where(inside, label, 0).astype(np.int64)]
             values, index = np.unique(label[~inside], return_inverse=True)
             others = [self.others.get(value, self.rest) for value in values.tolist()]
-            found[~inside] = np.array(others, np.uint8)[index.ravel()]
+            classes[~inside] = np.array(others, np.uint8)[index.ravel()]
         if self.chosen == BINARY and (label == 1).any() and (label == IGNORE).any():
-            found[label == IGNORE] = UNLISTED
-        return found
+            classes[label == IGNORE] = UNLISTED
+        return classes
 
 
 def read_label_map(chosen: str, num_classes: int | None = None, text: str | None = None) -> LabelMap | None:
     """Return the LabelMap of a preset or a file, or None for "".
 
     chosen: NAME of configs/label_maps/NAME.txt, or the path of a text file. A line is "VALUE CLASS", "FIRST-LAST CLASS"
-    (all to one class), "FIRST-LAST FIRST-LAST" (one after the other) or "* CLASS" (every value that no line lists).
+    (one class for all), "FIRST-LAST FIRST-LAST" (one after the other) or "* CLASS" (every value that no line lists).
     "#" starts a comment. VALUE is an integer of 32 bits; CLASS is 0..253, or 255 = ignore. 255 stays 255 unless it is
-    listed. num_classes: the value of --numclasses; None accepts any. text: the file's, if known. Raises UserError
+    listed. num_classes: the value of --numclasses; None accepts any. text: the file's text, if known. Raises UserError
     if the file cannot be read, has a wrong line, lists a value twice, or gives a class that is not below num_classes.
     """
     if not chosen:
@@ -93,22 +93,18 @@ def read_label_map(chosen: str, num_classes: int | None = None, text: str | None
     others = {value: number for value, number in listed.items() if not 0 <= value < NUM_VALUES}
     for value in listed.keys() - others.keys():
         table[value] = listed[value]
-    found = LabelMap(chosen, table, others, rest)
-    if not found.num_classes:
+    label_map = LabelMap(chosen, table, others, rest)
+    needed = label_map.num_classes
+    if not needed:
         raise UserError(f"--label_map {chosen}: gives no class, so that nothing is labelled: add a line 'VALUE CLASS'")
-    if num_classes is not None and found.num_classes > num_classes:
-        raise UserError(
-            f"--label_map {chosen}: gives classes up to {found.num_classes - 1}, but --numclasses is {num_classes}: "
-            f"use --numclasses {found.num_classes}"
-        )
-    return found
+    if num_classes is not None and needed > num_classes:
+        problem = f"gives classes up to {needed - 1}, but --numclasses is {num_classes}"
+        raise UserError(f"--label_map {chosen}: {problem}: use --numclasses {needed}")
+    return label_map
 
 
 def _lines(text: str, chosen: str) -> Iterator[tuple[str, range | None, np.ndarray]]:
-    """Yield (where the line is, its values or None for "*", their classes) of each line of a map.
-
-    Raises UserError for a line of another form.
-    """
+    """Yield (position, values or None for "*", their classes) of each line. Raises UserError for an invalid line."""
     for number, line in enumerate(text.split("\n"), 1):
         words, where = line.partition("#")[0].strip(), f"--label_map {chosen} line {number}: {line.strip()!r}"
         if not words:

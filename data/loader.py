@@ -1,4 +1,4 @@
-"""Loaders of this process's batches."""
+"""DataLoaders that make this process's batches."""
 
 import ctypes
 import multiprocessing.queues
@@ -17,10 +17,10 @@ from support.signals import ignore_signals
 
 
 class Loader(DataLoader):
-    """DataLoader whose workers live through a signal that comes while they start."""
+    """DataLoader whose workers survive a signal that arrives while they start."""
 
     def __iter__(self):
-        with starting():
+        with starting():  # a worker ignores signals only once _start_worker() has run
             return super().__iter__()
 
 
@@ -37,8 +37,7 @@ class TrainLoader(Loader):
 class EvalLoader(Loader):
     """DataLoader of evaluation batches, each a support.batch.EvalBatch. Its `indices` refer to dataset.names.
 
-    All images of a batch have one size, and each image comes once over all processes. The batches do not depend on the
-    number of processes.
+    All images of a batch have one size. Each image occurs once over all processes, whose number changes no batch.
     """
 
     dataset: EvalSet
@@ -50,7 +49,7 @@ def loader_options(
 ) -> dict:
     """Return the keyword arguments of a DataLoader that do not depend on the data, as a dict.
 
-    Without workers this process decodes, so the function also calls keep_freed_memory().
+    If workers is 0, this process decodes, so the function also calls keep_freed_memory().
 
     workers: number of worker processes; below 0, chosen from the number of cores, at most 4. processes_here: processes
     that share the cores of this machine. pin_memory: None or True pins memory on CUDA; a CPU has no use for it.
@@ -62,15 +61,15 @@ def loader_options(
     return {
         "num_workers": workers,
         "worker_init_fn": _start_worker,
-        "pin_memory": device.type == "cuda" and pin_memory is not False,
+        "pin_memory": device.type == "cuda" and pin_memory is not False,  # copies from pageable memory would block
         "persistent_workers": workers > 0,  # their start would cost seconds in each epoch
-        "prefetch_factor": prefetch_factor if workers else None,
+        "prefetch_factor": prefetch_factor if workers else None,  # DataLoader refuses a number without workers
     }
 
 
 def _start_worker(worker_id: int) -> None:
     """Set up signals, OpenCV and the allocator of a loader worker."""
-    ignore_signals(worker_id)
+    ignore_signals(worker_id)  # Ctrl-C reaches all processes, but the parent decides when to stop
     # A worker whose result fills the pipe would wait for a killed parent forever.
     end_with_parent()
     # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.
@@ -82,9 +81,9 @@ def _start_worker(worker_id: int) -> None:
 def keep_freed_memory() -> None:
     """Make malloc keep large freed blocks for the next allocation. Does nothing without the GNU C library.
 
-    By default it returns them to the kernel, which clears their pages again for every decoded image: a third of the
-    time of a sample.
+    By default the kernel clears their pages again for every decoded image, which takes a third of a sample's time.
     """
+    # Other C libraries have no mallopt, and Windows refuses CDLL(None).
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     # M_MMAP_THRESHOLD, then M_TRIM_THRESHOLD, in bytes. Before glibc 2.35, the first is at most 32 MiB.
     if mallopt and (mallopt(-3, 2**30) or mallopt(-3, 2**25)):
@@ -93,6 +92,6 @@ def keep_freed_memory() -> None:
 
 def batched(items: Iterable, size: int) -> Iterator[list]:
     """Yield lists of `size` consecutive items; the last list may have fewer."""
-    iterator = iter(items)
+    iterator = iter(items)  # itertools.batched is new in Python 3.12
     while batch := list(islice(iterator, size)):
         yield batch

@@ -53,10 +53,9 @@ def contours(label: np.ndarray, background: int | None) -> np.ndarray:
 def panel(
     image: np.ndarray, label: np.ndarray, predicted: np.ndarray, classes: Classes, background: int | None
 ) -> np.ndarray:
-    """Return four pictures in a grid, uint8 RGB: image and label above, prediction and overlay below, then a legend.
+    """Return image and label above prediction and overlay, then a legend, as one uint8 RGB picture.
 
-    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8. background: class that the overlay leaves clear, or
-    None.
+    image: (H, W, 3) uint8 RGB. label, predicted: (H, W) uint8. background: as in overlay().
     """
     colours = classes.colours
     below = [colours[predicted], overlay(image, predicted, colours, background)]
@@ -106,9 +105,9 @@ def with_legend(picture: np.ndarray, label: np.ndarray, classes: Classes, hidden
 @functools.lru_cache(maxsize=1024)
 def _drawable(name: str, number: int, size: int) -> tuple[str, ImageFont.FreeTypeFont]:
     """Return the name and a font that has all of its letters; without such a font, "class 3" in Pillow's own font."""
-    own = ImageFont.load_default(size)
-    assert isinstance(own, ImageFont.FreeTypeFont)  # as in every wheel of Pillow
-    fonts = [own]
+    default = ImageFont.load_default(size)
+    assert isinstance(default, ImageFont.FreeTypeFont)  # as in every wheel of Pillow
+    fonts = [default]
     for path in FONTS:
         with contextlib.suppress(OSError):  # it is not installed
             fonts.append(ImageFont.truetype(path, size))
@@ -116,4 +115,4 @@ def _drawable(name: str, number: int, size: int) -> tuple[str, ImageFont.FreeTyp
         missing = bytes(font.getmask("\uffff"))
         if all(letter.isspace() or bytes(font.getmask(letter)) != missing for letter in name):
             return name, font
-    return f"class {number}", own
+    return f"class {number}", default

@@ -1,6 +1,7 @@
-"""Which process sees which sample, and when."""
+"""Samplers choose which process sees which sample, and when."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
@@ -31,17 +32,12 @@ class TrainSampler(DistributedSampler):
         world_size: int = 1,
         repeat: int = 1,
     ):
-        super().__init__(
-            range(num_samples * repeat),  # type: ignore[arg-type]  # only its length is used
-            num_replicas=world_size,
-            rank=rank,
-            shuffle=True,
-            seed=seed,
-            drop_last=True,
-        )
-        self.batch_size, self.repeat, self.pass_length = batch_size, repeat, num_samples
+        entries: Any = range(num_samples * repeat)  # only its length is used
+        super().__init__(entries, num_replicas=world_size, rank=rank, shuffle=True, seed=seed, drop_last=True)
+        self.batch_size, self.repeat = batch_size, repeat
+        self.pass_length, self.epoch_length = num_samples, len(entries)
         self.global_batch = batch_size * accum_steps * world_size
-        self.steps_per_epoch = num_samples * repeat // self.global_batch
+        self.steps_per_epoch = self.epoch_length // self.global_batch  # rounded down: each step has a whole batch
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
@@ -49,34 +45,36 @@ class TrainSampler(DistributedSampler):
                 "lower --batchsize, --total_batchsize or --accum_steps, or pass over the list more often by "
                 f"--repeat {-(-self.global_batch // num_samples)}"
             )
-        self.set_position(0, 0)
+        self.set_position(0, 0)  # len() must work before the first epoch
 
     def set_position(self, epoch: int, samples: int) -> None:
         """Make the next iteration start in `epoch`, after the first `samples` entries of the epoch's order.
 
-        No sample is read to skip it. The remaining order does not depend on the number of processes, batch_size or
-        accum_steps used for the skipped entries.
+        Skipping reads no sample. The order that remains does not depend on batch sizes or processes of skipped entries.
         """
         self.set_epoch(epoch)
-        self.samples = samples
-        self.steps_left = (len(self.dataset) - samples) // self.global_batch  # type: ignore[arg-type]
+        self.samples = samples  # not steps: a resumed run may have another batch size
+        self.steps_left = (self.epoch_length - samples) // self.global_batch
         self.num_samples = self.steps_left * self.global_batch // self.num_replicas  # for len()
 
     def is_epoch_done(self, samples: int) -> bool:
         """Return True if fewer samples than one global batch are left after the first `samples` entries of an epoch."""
-        return samples + self.global_batch > len(self.dataset)  # type: ignore[arg-type]
+        return samples + self.global_batch > self.epoch_length
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the sample indices of an epoch in order, (num_samples * repeat,) int64, equal on all ranks."""
         passes = range(epoch * self.repeat, (epoch + 1) * self.repeat)
+        # A generator per pass, because one generator for the run would have to be saved and replayed to resume.
         orders = [np.random.default_rng((self.seed, number)).permutation(self.pass_length) for number in passes]
         return np.concatenate(orders)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         order = self.order(self.epoch)
-        places = np.arange(self.samples, self.samples + self.steps_left * self.global_batch)
-        for place in places.reshape(-1, self.num_replicas, self.batch_size)[:, self.rank].ravel():
-            yield self.epoch * self.repeat + int(place) // self.pass_length, int(order[place])
+        positions = np.arange(self.samples, self.samples + self.steps_left * self.global_batch)
+        # Deal out blocks, so that the ranks' forward passes together read the order from left to right.
+        for position in positions.reshape(-1, self.num_replicas, self.batch_size)[:, self.rank].ravel():
+            # The number of the pass, not of the epoch: a sample that repeats within an epoch is augmented differently.
+            yield self.epoch * self.repeat + int(position) // self.pass_length, int(order[position])
 
 
 class EvalBatches(Sampler):
@@ -90,7 +88,7 @@ class EvalBatches(Sampler):
 
     def __init__(self, sizes: list[tuple[int, int]], *, batch_size: int, rank: int = 0, world_size: int = 1):
         self.sizes = sizes
-        by_size: dict[tuple[int, int], list[int]] = {}
+        by_size: dict[tuple[int, int], list[int]] = {}  # padding to one size would change what a model predicts
         for index, size in enumerate(sizes):
             by_size.setdefault(size, []).append(index)
         batches = [
@@ -100,8 +98,9 @@ class EvalBatches(Sampler):
         ]
         self.batches: list[list[int]] = []
         pixels = [0] * world_size
+        # Largest first: small batches then fill the gaps, and the ranks finish at about the same time.
         for num_pixels, batch in sorted(batches, key=lambda batch: -batch[0]):
-            owner = pixels.index(min(pixels))
+            owner = pixels.index(min(pixels))  # the first minimum, so that all ranks choose alike without a message
             pixels[owner] += num_pixels
             if owner == rank:
                 self.batches.append(batch)

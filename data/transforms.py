@@ -1,4 +1,4 @@
-"""Training transforms: TrainTransform augments an image and its label maps at random, CentreCrop only crops them."""
+"""Training transforms: TrainTransform augments an image and its label maps at random; CentreCrop only crops them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,12 +16,11 @@ OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
 
 @dataclass(frozen=True)
 class ColourJitter:
-    """Change an image's brightness, contrast, saturation and hue at random.
+    """Change an image's brightness, contrast, saturation and hue at random, with probability p.
 
-    With probability p, the first three factors are drawn from 1 - strength to 1 + strength, where `brightness`,
-    `contrast` and `saturation` are the strengths. The image is multiplied by the first. Its differences from
-    MEAN_COLOUR are multiplied by the second, and each pixel's differences from its grey by the third. Then its hues are
-    turned by -hue to hue of a full turn, which keeps the greys.
+    The first three fields are strengths: each factor is drawn from 1 - strength to 1 + strength. Brightness scales the
+    image, contrast its differences from MEAN_COLOUR, and saturation each pixel's differences from its grey. Then all
+    hues turn by -hue to hue of a full turn, which keeps the greys.
     """
 
     brightness: float = 0.0
@@ -31,22 +30,22 @@ class ColourJitter:
     p: float = 0.8
 
     def __call__(self, image: np.ndarray, inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the changed image. image: (H, W, 3) uint8 RGB. inside: (H, W) uint8, 0 in the padding.
-
-        The padding is not changed.
-        """
+        """Return the changed image, (H, W, 3) uint8 RGB. Keeps the padding, where `inside`, (H, W) uint8, is 0."""
         changes = rng.random() < self.p
         rng.random()  # unused: keeps each seed's samples as in earlier versions
         strengths = np.array([self.brightness, self.contrast, self.saturation, self.hue])
         middle = np.array([1, 1, 1, 0])
+        # Draw even if nothing changes, so that later draws for this sample do not depend on p.
         brightness, contrast, saturation, hue = rng.uniform(middle - strengths, middle + strengths)
         if not changes:
             return image
+        # All changes are linear in the colour, so one 3x3 matrix and a shift do them in one pass over the pixels.
         mix = saturation * np.eye(3) + (1 - saturation) * LUMA  # each row: a channel's weights of red, green, blue
         if self.hue:
             mix = _turn(hue) @ mix
         shift = mix @ np.array(MEAN_COLOUR) * (1 - contrast)
-        changed = cv2.transform(image, np.column_stack([contrast * brightness * mix, shift]))
+        changed = cv2.transform(image, np.column_stack([contrast * brightness * mix, shift]))  # saturates at 0 and 255
+        # Restore the padding: the CRF loss recognises it by its exact colour.
         return cv2.copyTo(image, (inside == 0).view(np.uint8), changed)
 
 
@@ -65,7 +64,7 @@ class TrainTransform:
     with probability 1/2. quarter_turns: turn by 0, 90, 180 or 270 degrees. jitter: changes the image's colours; None
     keeps them. long_side: longer side of an image at scale factor 1, in pixels; 0: its own.
 
-    Without rotation, at a scale of exactly 1, pixels are moved and not resampled.
+    If the scale is exactly 1 and there is no rotation, pixels are moved but not resampled.
     """
 
     crop_size: int = 465
@@ -89,7 +88,7 @@ class TrainTransform:
         """
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)
-        blurred = rng.random() < self.blur
+        blurred = rng.random() < self.blur  # before the colours, whose draws depend on flags
         recolour = partial(self.jitter, rng=rng) if self.jitter else None
         return _warp(maps, matrix, self.crop_size, out, blurred=blurred, recolour=recolour)
 
@@ -97,37 +96,39 @@ class TrainTransform:
         """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
         scale = rng.uniform(*self.scale) * _to_long_side(height, width, self.long_side)
         angle = np.deg2rad(rng.uniform(-self.rotation, self.rotation))
-        if rng.random() >= self.rotation_p:
+        if rng.random() >= self.rotation_p:  # after the angle is drawn, so that rotation_p changes no other draw
             angle = 0.0
         flip_x = -1.0 if rng.random() < 0.5 and self.flip_horizontal else 1.0
-        place = rng.random(), rng.random()
+        position = rng.random(), rng.random()
         # Newer flags draw last, and only if set: without them, a seed gives the same samples as before.
         flip_y = -1.0 if self.flip_vertical and rng.random() < 0.5 else 1.0
         turns = rng.integers(4) if self.quarter_turns else 0
         # Rotate and scale about the image's centre, turn, flip, then move that centre to its place in the crop.
+        # One matrix does all of it, because each resampling would blur the image once more.
         cos, sin = scale * np.cos(angle), scale * np.sin(angle)
         rows = [(cos, -sin), (sin, cos)]
         for _ in range(turns):  # a quarter, clockwise on the screen, where y points down: (x, y) becomes (-y, x)
             rows = [(-rows[1][0], -rows[1][1]), rows[0]]
         linear = np.array([[flip_x * value for value in rows[0]], [flip_y * value for value in rows[1]]])
-        extents = [scale * side for side in ((height, width) if turns % 2 else (width, height))]
-        # Crop a larger image anywhere inside; centre a smaller one.
-        extras = [extent - self.crop_size for extent in extents]
-        offsets = [at * max(0.0, extra) + min(0.0, extra) / 2 for at, extra in zip(place, extras, strict=True)]
+        sides = [scale * side for side in ((height, width) if turns % 2 else (width, height))]
+        # Crop a larger image anywhere inside; centre a smaller one. Along each axis:
+        #
+        #     |<-------------- side -------------->|      the scaled image
+        #     |<- offset ->|<- crop_size ->|               the crop; offset < 0 pads a smaller image on both sides
+        #     |<--- side / 2 --->|                         the image's centre: side / 2 - offset in the crop
+        margins = [side - self.crop_size for side in sides]
+        offsets = [at * max(0.0, margin) + min(0.0, margin) / 2 for at, margin in zip(position, margins, strict=True)]
         if scale == 1 and angle == 0:
             offsets = [round(offset) for offset in offsets]  # whole pixels: not resampled
         # cv2's origin is the centre of the first pixel, half a pixel inside the image.
-        from_centre = np.array([(width - 1) / 2, (height - 1) / 2])
-        to_centre = np.array([extent / 2 - offset - 0.5 for extent, offset in zip(extents, offsets, strict=True)])
-        return np.column_stack([linear, to_centre - linear @ from_centre])
+        image_centre = np.array([(width - 1) / 2, (height - 1) / 2])
+        crop_centre = np.array([side / 2 - offset - 0.5 for side, offset in zip(sides, offsets, strict=True)])
+        return np.column_stack([linear, crop_centre - linear @ image_centre])
 
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Centre crop of a sample, padded if the image is smaller; for training without augmentation.
-
-    crop_size: side of the square crop in pixels. long_side: longer side of the image, in pixels; 0: its own.
-    """
+    """Centre crop for training without augmentation; pads a smaller image. The fields are those of TrainTransform."""
 
     crop_size: int
     long_side: int = 0
@@ -135,10 +136,7 @@ class CentreCrop:
     def __call__(
         self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
     ) -> Mapping[str, np.ndarray]:
-        """Return the centre crop of every map: {name: (crop_size, crop_size[, 3])}.
-
-        maps: {"image": (H, W, 3) uint8, names in OUTSIDE: (H, W) uint8}. rng is not used. out: as in TrainTransform.
-        """
+        """Return the centre crop of every map. The arguments are those of TrainTransform; rng is not used."""
         height, width = maps["image"].shape[:2]
         scale = _to_long_side(height, width, self.long_side)
         if scale == 1:
@@ -165,15 +163,15 @@ def _warp(
     """Return every map, warped by the (2, 3) matrix to size x size: the image bilinearly, other maps by nearest pixel.
 
     The results are written to the arrays in `out`, if given. recolour: called with the warped image and with a map that
-    is 0 in the padding, returns an image. blurred: blur the image at last.
+    is 0 in the padding, returns an image. blurred: finally blur the image.
     """
-    if out is None:
+    if out is None:  # a batch gives its own memory, which saves a copy
         out = {name: np.empty((size, size, *values.shape[2:]), values.dtype) for name, values in maps.items()}
     # OpenCV warps four channels 2.6 times as fast as three, to the same values.
     image = cv2.cvtColor(maps["image"], cv2.COLOR_RGB2RGBA)
     warped = cv2.warpAffine(image, matrix, (size, size), borderValue=MEAN_COLOUR)
     cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB, dst=out["image"])
-    if recolour:
+    if recolour:  # after the warp: a crop has fewer pixels than most images
         out["image"][...] = recolour(out["image"], cv2.extractChannel(warped, 3))  # alpha: 0 in the padding
     if blurred:
         cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
@@ -183,10 +181,16 @@ def _warp(
 
 
 def _warp_labels(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarray], names: list[str]) -> None:
-    """Warp one to four label maps, several as the channels of one picture: four channels take the time of one."""
-    spare = 4 - len(maps) if len(maps) > 1 else 0
-    channels = cv2.merge(maps + maps[:1] * spare)
-    outside = [OUTSIDE[name] for name in names] + [0] * spare
+    """Warp one to four label maps by nearest pixel, and write them to `out`.
+
+    Four channels take the time of one, so several maps become one picture of four channels:
+
+        label, pseudo  --merge-->  [label, pseudo, label, label]  --warp-->  [0, 1, -, -]  --mixChannels-->  out[0:2]
+    """
+    num_unused = 4 - len(maps) if len(maps) > 1 else 0
+    channels = cv2.merge(maps + maps[:1] * num_unused)
+    outside = [OUTSIDE[name] for name in names] + [0] * num_unused
     size = out[0].shape[::-1]
+    # Nearest pixel, because class numbers between two classes would be other classes.
     warped = cv2.warpAffine(channels, matrix, size, flags=cv2.INTER_NEAREST, borderValue=outside)
-    cv2.mixChannels([warped], out, [index for number in range(len(out)) for index in (number, number)])
+    cv2.mixChannels([warped], out, [index for number in range(len(out)) for index in (number, number)])  # n to out[n]

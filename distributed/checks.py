@@ -35,7 +35,7 @@ def check_setup(group: Group, datasets: dict) -> None:
     _check_facts(group, versions, "install the same version on all machines")
     _check_facts(group, {"backend": group.backend, "device": group.device.type}, "give all ranks the same")
     for name, dataset in datasets.items():
-        rank = _first_other_rank(group.gather(digest(dataset.listing)))
+        rank = _first_other_rank(group.gather(digest(dataset.listing)))  # a digest, because lists may be long
         if rank:
             listings = group.gather(dataset.listing)
             pairs = enumerate(zip_longest(listings[0], listings[rank], fillvalue="missing"), start=1)
@@ -48,11 +48,12 @@ def check_setup(group: Group, datasets: dict) -> None:
 
 def check_gpus(group: Group) -> None:
     """Raise UserError if two ranks share a GPU. Collective."""
-    own = ""
+    name = ""
     if group.device.type == "cuda":
         properties = torch.cuda.get_device_properties(group.device)
-        own = f"{properties.name} {getattr(properties, 'uuid', group.device)} of {socket.gethostname()}"
-    gpus = group.gather(own)
+        # By uuid: with CUDA_VISIBLE_DEVICES, two ranks may call different GPUs cuda:0.
+        name = f"{properties.name} {getattr(properties, 'uuid', group.device)} of {socket.gethostname()}"
+    gpus = group.gather(name)
     for rank, gpu in enumerate(gpus):
         if gpu and gpus.index(gpu) != rank:
             raise UserError(
@@ -85,9 +86,9 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
     buffers_averaged: False between calls of Group.average_buffers(), when batch-norm statistics differ between ranks:
     these are not compared. Raises DivergedError on inf or nan, UserError on a difference.
     """
-    own = set() if buffers_averaged else _local_buffers(raw_model)
-    values = {name: value for name, value in raw_model.state_dict().items() if name not in own}
-    check_finite(raw_model)
+    local = set() if buffers_averaged else _local_buffers(raw_model)
+    values = {name: value for name, value in raw_model.state_dict().items() if name not in local}
+    check_finite(raw_model)  # first: nan on all ranks is equal, and the reason for a difference
     advice = "train the module that Group.wrap() returns, and change weights in the same way on all ranks"
     _check_same(group, values, "", advice)
 
@@ -114,15 +115,12 @@ def _first_other_rank(values: list) -> int:
 
 
 def _check_facts(group: Group, facts: dict, remedy: str) -> None:
-    """Raise UserError unless all ranks have the same `facts` {name: value}. remedy: ends the error message.
-
-    Collective.
-    """
-    every = group.gather(facts)
-    rank = _first_other_rank(every)
-    for name, value in every[rank].items():
-        if value != every[0][name]:
-            raise UserError(f"{name} is {every[0][name]} on rank 0 but {value} on rank {rank}: {remedy}")
+    """Raise UserError unless all ranks have the same `facts` {name: value}. Collective. remedy: ends the message."""
+    by_rank = group.gather(facts)
+    rank = _first_other_rank(by_rank)
+    for name, value in by_rank[rank].items():
+        if value != by_rank[0][name]:
+            raise UserError(f"{name} is {by_rank[0][name]} on rank 0 but {value} on rank {rank}: {remedy}")
 
 
 def _local_buffers(raw_model: nn.Module) -> set[str]:
@@ -139,10 +137,10 @@ def _check_same(group: Group, values: dict[str, Tensor], kind: str, advice: str)
     if group.world_size == 1:
         return
     sums = torch.stack([_checksum(value) for value in values.values()]).tolist()
-    every = group.gather(dict(zip(values, sums, strict=True)))
-    rank = _first_other_rank(every)
+    by_rank = group.gather(dict(zip(values, sums, strict=True)))
+    rank = _first_other_rank(by_rank)
     if rank:
-        differ = [name for name in every[0] | every[rank] if every[0].get(name) != every[rank].get(name)]
+        differ = [name for name in by_rank[0] | by_rank[rank] if by_rank[0].get(name) != by_rank[rank].get(name)]
         raise UserError(f"{kind}{_few(differ)} differs between rank 0 and rank {rank}: {advice}")
 
 

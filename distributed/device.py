@@ -39,10 +39,10 @@ def find_device(name: str, local_rank: int, local_world_size: int) -> torch.devi
 
 
 class AsyncCopy:
-    """Values of a tensor for the CPU to read later, when the device has already been given more work.
+    """A copy of a tensor to CPU memory, which the CPU reads later, when the device has already been given more work.
 
-    The copy to CPU memory starts at once, behind the work that the device has then. Reading waits for that copy alone.
-    A plain tolist() would be queued behind the later work, and leave the device idle after it.
+    The copy starts at once, behind the work that is queued then. Reading waits for that copy alone. A plain tolist()
+    would also wait for the later work, and leave the device idle after it.
     """
 
     def __init__(self, values: torch.Tensor):
@@ -58,10 +58,7 @@ class AsyncCopy:
 
 
 def choose_backend(name: str, device: torch.device) -> str:
-    """Return "nccl" or "gloo" for --backend `name` and this device.
-
-    Raises UserError if NCCL is asked for but cannot work.
-    """
+    """Return "nccl" or "gloo" for --backend `name` and this device. Raises UserError if NCCL cannot work here."""
     has_nccl = device.type == "cuda" and dist.is_nccl_available() and sys.platform != "win32"
     if name == "nccl" and not has_nccl:
         raise UserError(f"--backend nccl on device {device}: needs CUDA and NCCL, and not Windows: use --backend gloo")

@@ -21,7 +21,8 @@ from support.errors import UserError, in_one_line, reason, report
 from support.signals import exit_at_once, stop_request
 from support.terminal import warn
 
-UNREAD = ("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "GLOO_TIMEOUT", "DDP_TIMEOUT")  # guides name them; no library reads one
+# Guides name these variables, but no library reads one.
+UNREAD_VARIABLES = ("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "GLOO_TIMEOUT", "DDP_TIMEOUT")
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the lifeline to name the rank that is gone
 
 
@@ -61,8 +62,8 @@ def process_group(
     with stop_request(f" on rank {place.rank}") as stop:
         hint = launchers.alone(os.environ)
         if hint and place.world_size > 1:  # on each rank: variables that are left over may name any
-            told = f"{place.launcher} make this process rank {place.rank} of a group of {place.world_size}"
-            warn(f"{told}, which waits for the others{hint}")
+            cause = f"{place.launcher} make this process rank {place.rank} of a group of {place.world_size}"
+            warn(f"{cause}, which waits for the others{hint}")
         deadline = rendezvous.Deadline(timeout, stop, hint)
         store = rendezvous.connect(dist_url, place.rank, place.world_size, deadline)
         lifeline = Lifeline(place.rank, place.world_size, stop, timeout)
@@ -70,7 +71,7 @@ def process_group(
             lifeline.connect(store, dist_url, deadline)
             group = _join(place, store, lifeline, device, backend, timeout)
             yield group
-            group.barrier()
+            group.barrier()  # a rank that leaves early would end collectives of the others
             lifeline.leave()
         except BaseException as error:
             if place.world_size > 1:
@@ -97,7 +98,7 @@ def _join(
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     wait = timedelta(seconds=timeout + LIFELINE_SECONDS)  # the lifeline, which names the rank, comes first
     signals.has_joined_group = True
-    for name in {*UNREAD} & {*os.environ} if rank == 0 else ():
+    for name in {*UNREAD_VARIABLES} & {*os.environ} if rank == 0 else ():
         warn(f"warning: nothing reads {name}: use --dist_timeout (now {timeout:g} s)")
     dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
     note = partial(setattr, line, "place")
@@ -107,10 +108,9 @@ def _join(
 
 
 def _end_all_ranks(lifeline: Lifeline, error: BaseException, rank: int, timeout: float) -> NoReturn:
-    """Print the error, send the error to the other ranks, and end this process.
+    """Print the error, send it to the other ranks, and end this process.
 
-    The process must end here: destroy_process_group() and NCCL's destructors wait for collectives, which ended ranks
-    never join.
+    It must end here: destroy_process_group() and NCCL's destructors wait for collectives that ended ranks never join.
     """
     status = 1
     try:

@@ -36,9 +36,10 @@ WRITE_SECONDS = 20.0
 class Lifeline:
     """The TCP connections of this process to other ranks, each with a thread that handles the messages.
 
-    Rank 0 is connected to every other rank, and the others to rank 0 only. Messages are lines: "alive rank RANK
-    (PROCESS)", the first one and then every TICK_SECONDS, "stop REASON", "failed STATUS TEXT", and "done" from a rank
-    that leaves cleanly. A rank without a message for `timeout` seconds stands still. place: such as "step 7".
+    Rank 0 is connected to every other rank, and the others to rank 0 only. Each message is a line:
+    "alive rank RANK (PROCESS)" comes first and then every TICK_SECONDS; "stop REASON" relays a signal;
+    "failed STATUS TEXT" reports an error; "done" comes from a rank that leaves cleanly. A rank that sends nothing for
+    `timeout` seconds counts as hanging. place: where this rank is, for example "step 7".
     """
 
     def __init__(self, rank: int, world_size: int, stop: StopRequest, timeout: float):
@@ -74,16 +75,13 @@ class Lifeline:
     def own_address(self) -> str:
         """Return this machine's IP address on a connection to another machine; "" without such a connection."""
         for line in self.readers:
-            own, other = (end[0].removeprefix("::ffff:") for end in (line.getsockname(), line.getpeername()))
-            if own != other and not ipaddress.ip_address(own).is_loopback:
-                return own
+            here, there = (end[0].removeprefix("::ffff:") for end in (line.getsockname(), line.getpeername()))
+            if here != there and not ipaddress.ip_address(here).is_loopback:
+                return here
         return ""
 
     def stop_listening(self) -> None:
-        """Ignore failures of other ranks from now on.
-
-        If another rank's failure is already ending this process, wait for the end.
-        """
+        """Ignore failures of other ranks from now on. If such a failure already ends this process, wait for the end."""
         self._end.acquire()
         self._left.set()
 
@@ -93,10 +91,7 @@ class Lifeline:
         self._send("done")
 
     def publish(self, status: int, text: str) -> None:
-        """Tell the other ranks why this rank fails, and wait up to LEAVE_SECONDS until they have left.
-
-        Call stop_listening() first.
-        """
+        """Tell the others why this rank fails; wait up to LEAVE_SECONDS for their end. Call after stop_listening()."""
         self._send(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
         self._wait_for_others()
 
@@ -105,7 +100,7 @@ class Lifeline:
             line.close()
 
     def _accept(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:
-        """Publish the address of rank 0 in the store, and accept the connections of all other ranks. For rank 0."""
+        """Publish rank 0's address in the store, and accept the connections of all other ranks. Rank 0 calls this."""
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=self.world_size) as server:
@@ -127,7 +122,7 @@ class Lifeline:
                 deadline.check(f"{ranks} did not connect to {dist_url}", "check that they started")
 
     def _connect(self, store: dist.Store, dist_url: str, deadline: Deadline) -> None:
-        """Connect to the first address of rank 0 that answers. For other ranks."""
+        """Connect to the first address of rank 0 that answers. All other ranks call this."""
         try:
             while not store.check(["lifeline"]):
                 deadline.check(f"rank 0 did not connect to {dist_url}", "check that it started")

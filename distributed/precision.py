@@ -18,10 +18,7 @@ log = logging.getLogger("segtrain")
 
 
 def has_native_bf16(device: torch.device) -> bool:
-    """Return whether the device multiplies bfloat16 matrices in hardware.
-
-    CUDA from compute capability 8.0 on, and CPUs with AMX or AVX512-BF16. Elsewhere bf16 is emulated, and slow.
-    """
+    """Return whether the device multiplies bf16 matrices in hardware; elsewhere bf16 is emulated, which is slow."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     capabilities = torch.cpu.get_capabilities() if device.type == "cpu" else {}
@@ -30,15 +27,13 @@ def has_native_bf16(device: torch.device) -> bool:
 
 def resolve(amp: str, device: torch.device) -> str:
     """Return "none", "bf16" or "fp16" for a value of --amp; auto is bf16 on a device with native bf16, else none."""
-    if amp != "auto":
-        return amp
-    return "bf16" if has_native_bf16(device) else "none"
+    return amp if amp != "auto" else "bf16" if has_native_bf16(device) else "none"
 
 
 def resolve_amp(amp: str, group: Group, kept: str = "") -> str:
     """Return "none", "bf16" or "fp16" for --amp, equal on all ranks. Collective.
 
-    auto is `kept`, the precision of a resumed run, if it is not ""; else bf16 if every rank has it natively.
+    kept: the precision of a resumed run, which auto keeps; "": auto is bf16 if every rank has it natively.
     """
     values = group.gather(resolve(amp, group.device))
     native = "none" if "none" in values else values[0]
@@ -65,8 +60,8 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
 class LossScaler(torch.amp.GradScaler):
     """A GradScaler that also counts the steps it skips because a gradient overflows.
 
-    counts: (3,) float32 on the device: the loss scale, the number of skipped steps, and the number of steps
-    skipped in a row just now. Each update makes a new tensor, and the CPU does not wait for the GPU.
+    counts: (3,) float32 on the device: the loss scale, the number of skipped steps, and the number of steps skipped
+    in a row up to now. Each update makes a new tensor, so that the CPU can read the old one later without waiting.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool):
@@ -77,7 +72,7 @@ class LossScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | Tensor | None = None) -> None:
         if not self.is_enabled():
             return
-        before = self.scale(self._one)
+        before = self.scale(self._one)  # the scale as a tensor; get_scale() would wait
         super().update(new_scale)
         after = self.scale(self._one)
         # The scale falls exactly when a step is skipped. Reading get_scale() or found_inf would make the CPU wait.

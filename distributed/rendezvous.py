@@ -22,7 +22,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
 class Deadline:
-    """A time limit for waiting for other processes; a set `stop` ends the wait. hint: appended to the error."""
+    """A time limit for the wait for other processes. A signal in `stop` ends it. hint: appended to the error."""
 
     def __init__(self, seconds: float, stop: StopRequest, hint: str = ""):
         self.seconds, self.stop, self.hint = seconds, stop, hint
@@ -30,16 +30,16 @@ class Deadline:
         self.store: dist.Store | None = None  # has "refused" if a rank refuses the group
 
     def check(self, missing: str, remedy: str) -> None:
-        """Raise UserError after the deadline. Before it, print what is missing after 10 s, 20 s, 40 s ...
+        """Print what is missing after 10 s, 20 s, 40 s ..., and raise UserError after the deadline.
 
-        Raises UserError if a rank refuses the group, too, and SystemExit if a signal asked this process to stop.
+        Also raises UserError if a rank refuses the group, and SystemExit if a signal asked this process to stop.
         """
         if self.stop:
             warn(f"stopped by {self.stop.reason} before the group was complete")
             raise SystemExit(STOPPED)
         if self.store and self.store.check(["refused"]):
             error = UserError(self.store.get("refused").decode())
-            time.sleep(1)  # the others read it, too, before rank 0, which serves the store, ends
+            time.sleep(1)  # rank 0 serves the store: let the others read the reason before it ends
             raise error
         waited = time.monotonic() - self.began
         if waited >= self.seconds:
@@ -59,11 +59,11 @@ def connect(dist_url: str, rank: int, world_size: int, deadline: Deadline) -> di
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     root = _open_store(dist_url, rank, world_size, deadline)
     if dist_url != "env://":  # torchrun's own ranks agree, and it may restart with another number of machines
-        own = f"{world_size} on rank {rank}"
-        first = root.compare_set("world_size", "", own).decode()
+        size = f"{world_size} on rank {rank}"
+        first = root.compare_set("world_size", "", size).decode()
         if first.split()[0] != str(world_size):
             remedy = "give all processes the same WORLD_SIZE (another run must have another MASTER_PORT or --dist_url)"
-            root.set("refused", f"world size is {first} but {own}: {remedy}")
+            root.set("refused", f"world size is {first} but {size}: {remedy}")
         deadline.store = root
         deadline.check("", "")
     store = dist.PrefixStore(f"segtrain/{world_size}/{attempt}", root)
@@ -128,11 +128,10 @@ def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
 
     # In a thread, because torch waits forever for the answer of a server that is not a store.
     stores: list[dist.Store] = []
-
-    def connect() -> None:
-        stores.append(_tcp_store(host, port, deadline.seconds, is_master=False))
-
-    thread = threading.Thread(target=connect, daemon=True)
+    timeout = deadline.seconds
+    thread = threading.Thread(
+        target=lambda: stores.append(_tcp_store(host, port, timeout, is_master=False)), daemon=True
+    )
     thread.start()
     thread.join(ANSWER_SECONDS)
     if not stores:
@@ -152,8 +151,8 @@ def ranks_of_this_machine(store: dist.Store, world_size: int) -> list[int]:
 def choose_gloo_interface(store: dist.Store, rank: int, address: str) -> None:
     """Make gloo listen where other machines reach this one, unless GLOO_SOCKET_IFNAME is set. Call it on all ranks.
 
-    By default gloo listens at the address of the host name, which on Debian is 127.0.1.1. address:
-    Lifeline.own_address(). A rank with address "" uses rank 0's address; if that is "" too, gloo chooses.
+    By default gloo listens at the address of the host name, which is 127.0.1.1 on Debian. address: result of
+    Lifeline.own_address(). A rank with address "" uses rank 0's address; if that is also "", gloo chooses.
     """
     if rank == 0:
         store.set("address", address)

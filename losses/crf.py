@@ -1,4 +1,4 @@
-"""The CRF loss: neighbours of one colour should be of one class. It needs no labels."""
+"""The CRF loss: neighbours of similar colour should have the same class. It needs no labels."""
 
 from functools import partial
 
@@ -16,12 +16,12 @@ SIGMA_COLOUR = 25.5  # of RGB from 0 to 255
 def crf_sum(logits: Tensor, images: Tensor) -> Tensor:
     """Return the sum of the images' CRF losses (arXiv:1906.04651, without gates), a differentiable scalar.
 
-    The loss of an image is a mean over its positions i. Each has a sum over the other positions j in its window:
+    The loss of an image is a mean over its positions i. Each position sums over the other positions j in its window:
 
         k_ij (1 - sum_c p_ic p_jc)
         k_ij = s_i s_j exp(-|place_i - place_j|^2 / (2 SIGMA_PLACE^2) - |colour_i - colour_j|^2 / (2 SIGMA_COLOUR^2))
 
-    s is the share of a position's pixels that lie inside the image, and colour their mean. A pixel of MEAN_COLOUR
+    s is the share of a position's pixels that are inside the image, and colour is their mean. A pixel of MEAN_COLOUR
     counts as padding.
     logits: (B, C, h, w), float32 or float64; p is their softmax. images: (B, H, W, 3) uint8 RGB.
     """
@@ -47,9 +47,7 @@ def crf_sum(logits: Tensor, images: Tensor) -> Tensor:
 
 
 def _pairs(shape: torch.Size, down: int, across: int) -> tuple[tuple, tuple]:
-    """Return indices of two parts of maps (B, C, h, w): the positions that have a neighbour `down` rows and `across`
-    columns away, and these neighbours.
-    """
+    """Return indices into (B, C, h, w): positions, and their neighbours `down` rows and `across` columns away."""
     height, width = max(shape[2] - down, 0), max(shape[3] - abs(across), 0)
     left, right = max(-across, 0), max(across, 0)
     here = (..., slice(height), slice(left, left + width))

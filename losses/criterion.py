@@ -15,23 +15,23 @@ from support.labels import IGNORE
 
 
 class Criterion:
-    """The loss of a batch: the sum over its terms of weight * ramp * sum over the batch / count over the global batch.
+    """The loss of a batch: each term adds weight * ramp * sum over the batch / count over the global batch.
 
     weights: {name in losses.terms.TERMS: weight}. settings: fields of losses.terms.Settings.
     """
 
     def __init__(self, weights: Mapping[str, float], **settings: Any):
         self.weights = weights
-        self.names = list(weights)  # what __call__ returns, in this order
-        made_from = Settings(**settings)
-        self.terms = {name: TERMS[name](made_from) for name in weights}
+        self.names = list(weights)  # the order of __call__'s parts: ranks add them up as one tensor
+        self.terms = {name: TERMS[name](Settings(**settings)) for name in weights}
 
     def counts(self, batch: Batch) -> Tensor:
         """Return this batch's count for each of `names`: float64 (len(names),), in CPU memory.
 
-        Sum the counts over the micro-batches and ranks of an optimizer step before its first backward pass: these sums
-        are the `divisors`. The gradient then equals that of one process on the whole global batch.
+        Before an optimizer step's first backward pass, sum them over its micro-batches and ranks to get the `divisors`.
+        The gradient then equals that of one process on the whole global batch.
         """
+        # float64 is exact for counts of pixels up to 2**53, and float32 only up to 2**24: one batch may have more.
         return torch.tensor([float(term.count(batch)) for term in self.terms.values()], dtype=torch.float64)
 
     def __call__(
@@ -46,30 +46,30 @@ class Criterion:
         logits = outputs["logits"]
         # The losses need more digits than bf16 and fp16 have.
         logits = logits if logits.dtype == torch.float64 else logits.float()
+        outputs = outputs | {"logits": logits}  # a new dict: the caller's keeps its own type
         # Without labels, a term's sum is 0 as well, so any divisor gives the right part: 0.
-        safe = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
-        scales = {name: weight / safe[name] for name, weight in self._weights_at(progress).items()}
-        outputs = outputs | {"logits": logits}
-        # Autograd adds up the gradients of the logits in the order of these lines: another order would round otherwise.
-        pixel = [term for term in self.terms.values() if isinstance(term, PixelTerm)]
-        sums = {term.name: term.sum(outputs, batch) for term in pixel if not term.in_pass(batch)}
-        found, gradient = self._pass_sums([term for term in pixel if term.name not in sums], logits, batch, scales)
-        sums |= found | self._region_sums(logits, batch)
+        nonzero = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
+        scales = {name: weight / nonzero[name] for name, weight in self._weights_at(progress).items()}
+        # Autograd adds up the logits' gradients in the order of these lines; another order would round differently.
+        pixel_terms = [term for term in self.terms.values() if isinstance(term, PixelTerm)]
+        sums = {term.name: term.sum(outputs, batch) for term in pixel_terms if not term.in_pass(batch)}
+        in_pass = [term for term in pixel_terms if term.name not in sums]
+        pass_sums, gradient = self._pass_sums(in_pass, logits, batch, scales)
+        sums |= pass_sums | self._region_sums(logits, batch)
         sums |= {name: term.sum(outputs, batch) for name, term in self.terms.items() if name not in sums}
-        parts = torch.stack([sums[name] / divisor for name, divisor in safe.items()])
+        parts = torch.stack([sums[name] / divisor for name, divisor in nonzero.items()])
+        # The pass's sums have no graph, because it computes their gradient itself; attach this gradient here.
         return add_gradient(self.total(parts, progress), logits, gradient), parts.detach()
 
     @staticmethod
     def _pass_sums(
         terms: list[PixelTerm], logits: Tensor, batch: Batch, scales: dict[str, float]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return {name: sum} of terms, detached, and the gradient of their scaled sums by the logits; None without one.
-
-        The gradient is for add_gradient().
-        """
+        """Return {name: sum} of the terms, detached, and the gradient for add_gradient(), None without terms."""
         if not terms:
-            return {}, None
+            return {}, None  # a pass over all pixels would compute nothing
         weights = {term.name: term.weights(batch, logits.dtype) for term in terms}
+        # The pass returns one gradient for all terms, so it needs their weights and divisors beforehand, as slopes.
         targets = {
             term.name: CrossEntropy(batch.maps[term.map], scales[term.name] * weights[term.name], term.smooth)
             for term in terms
@@ -78,39 +78,42 @@ class Criterion:
         entropies = [term.name for term in terms if isinstance(term, EntropyTerm)]
         # The entropy is the same for all terms that weight it, so the pass needs only the sum of their slopes.
         slopes = [scales[name] * weights[name] for name in entropies]
-        entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None
-        work = PixelPass(logits, batch.image.shape[1:3], [*targets.values()], entropy_slope)
-        maps = work.run(find_kernel(logits))
+        entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None  # 0 + map would be one more pass
+        pixel_pass = PixelPass(logits, batch.image.shape[1:3], [*targets.values()], entropy_slope)
+        maps = pixel_pass.run(find_kernel(logits))
         values = dict(zip(targets, maps.cross_entropies, strict=True))
         if maps.entropy is not None:
             values |= dict.fromkeys(entropies, maps.entropy)
+        # Unlike the slopes, these sums are not divided yet: __call__ divides the sums of all terms alike.
         return {name: (values[name] * weight).sum() for name, weight in weights.items()}, maps.gradient
 
     def _region_sums(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return {name: sum} of the terms by region, differentiable. They share the probabilities of all pixels."""
-        # In the order of TERMS: autograd then rounds alike for ce+dice and dice+ce.
+        # In the order of TERMS, so that ce+dice and dice+ce round alike in the backward pass.
         terms = [term for name in TERMS if isinstance(term := self.terms.get(name), RegionTerm)]
         if not terms:
             return {}
         # One expression, so that the full-size logits are freed at once.
         probs = F.interpolate(logits, batch.image.shape[1:3], mode="bilinear", align_corners=True).softmax(1)
-        # From the counts in CPU memory: to find the classes of a label on a GPU, the CPU would wait.
+        # Read the counts in CPU memory, because finding the classes of a label on a GPU would make the CPU wait.
         classes = [row.nonzero().flatten().tolist() for row in batch.counts["label"][:, :IGNORE]]
-        parts: dict[str, list[Tensor]] = {term.name: [] for term in terms}
+        if not any(classes):
+            return {term.name: probs[:0].sum() for term in terms}  # 0 with a gradient, which DDP waits for
+        sums: dict[str, list[Tensor]] = {term.name: [] for term in terms}
         # Use unbind: the backward pass of an index would fill a tensor of all classes for each index.
         images = zip(probs.flatten(2).unbind(), batch.maps["label"].flatten(1), classes, strict=True)
         for planes, values, present in images:
             if present:
                 by_class = planes.unbind()
+                # Only the classes in the label: absent ones add nothing, and an image has few of 150 classes.
                 p = torch.stack([by_class[number] for number in present])
                 inside = torch.stack([values == number for number in present])
-                labelled = values != IGNORE
                 for term in terms:
-                    parts[term.name].append(term.image_sum(p, inside, labelled))
-        nothing = None if any(classes) else probs[:0].sum()  # 0 with a gradient: DDP waits for one
-        return {name: torch.stack(found).sum() if nothing is None else nothing for name, found in parts.items()}
+                    sums[term.name].append(term.image_sum(p, inside, values != IGNORE))
+        return {name: torch.stack(values).sum() for name, values in sums.items()}
 
     def _weights_at(self, progress: float) -> dict[str, float]:
+        # From the progress, not from a counter of calls, so that a resumed run has the same ramp.
         return {name: weight * self.terms[name].ramp(progress) for name, weight in self.weights.items()}
 
     def total(self, parts: Tensor, progress: float = 1.0) -> Tensor:
@@ -118,6 +121,6 @@ class Criterion:
         weights = self._weights_at(progress).values()
         return torch.stack([weight * part for weight, part in zip(weights, parts, strict=True)]).sum()
 
-    def by_name(self, parts: Tensor, progress: float = 1.0) -> dict[str, Tensor]:
+    def as_dict(self, parts: Tensor, progress: float = 1.0) -> dict[str, Tensor]:
         """Return {name: part} and, as "loss", the weighted total. parts: 1-D, in the order of `names`."""
         return dict(zip(self.names, parts, strict=True)) | {"loss": self.total(parts, progress)}

@@ -13,30 +13,26 @@ log = logging.getLogger("segtrain")
 
 
 def find_kernel(logits: Tensor) -> Callable[[PixelPass], Tensor] | None:
-    """Return the kernel that does a pass over these logits, or None: PyTorch's operations in bands do it."""
-    has_values = type(logits) is Tensor and not logits.is_meta  # FakeTensorMode's tensors are of another type
-    if has_values and logits.is_cuda and logits.dtype == torch.float32:
-        return tested_kernel(logits.device)
-    return None
+    """Return the kernel for a pass over these logits, or None to use PyTorch's operations in bands."""
+    # FakeTensorMode's tensors are of another type, and the test of the kernel needs values.
+    usable = type(logits) is Tensor and logits.is_cuda and logits.dtype == torch.float32
+    return tested_kernel(logits.device) if usable else None
 
 
 @cache
 def tested_kernel(device: torch.device) -> Callable[[PixelPass], Tensor] | None:
-    """Return the Triton kernel if it works on the device and agrees with the bands, else warn and return None.
-
-    It waits for the device, but only once.
-    """
+    """Return the Triton kernel if it agrees with the bands on the device; else warn and return None. Waits once."""
     logits, size = torch.arange(5 * 2 * 3, device=device).sin().view(1, 5, 2, 3), (3, 7)
     label = (torch.arange(3 * 7, device=device) % 6).byte().view(1, 3, 7)
     slope = (label < 5).float()
     target = CrossEntropy(label, slope, 0.1)
-    own, bands = (PixelPass(logits, size, [target, target], slope) for _ in range(2))
+    by_kernel, by_bands = (PixelPass(logits, size, [target, target], slope) for _ in range(2))
     try:
         from losses import pixel_kernel
 
-        found = [pixel_kernel.run(own), own.cross_entropies[0], own.entropy]
-        expected = [bands.run_bands(), bands.cross_entropies[0], bands.entropy]
-        torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)  # wide: matrix products may be in TF32
+        actual = [pixel_kernel.run(by_kernel), by_kernel.cross_entropies[0], by_kernel.entropy]
+        expected = [by_bands.run_bands(), by_bands.cross_entropies[0], by_bands.entropy]
+        torch.testing.assert_close(actual, expected, rtol=0.01, atol=0.01)  # wide: matrix products may be in TF32
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         log.warning(

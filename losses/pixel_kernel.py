@@ -1,7 +1,7 @@
 """The pass of losses.pixel_pass as one Triton kernel.
 
-A program computes the pixels of one row that depend on one column of the low-resolution logits, all classes at once,
-and adds up their gradient by that column. No two programs write to the same place: no atomics, the same bits each time.
+A program computes the pixels of one row that depend on one column of the low-resolution logits, all classes at once.
+It adds up their gradient by that column. No two programs write to the same place: no atomics, the same bits each time.
 """
 
 import torch

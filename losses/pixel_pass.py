@@ -1,8 +1,8 @@
-"""One pass over the upsampled logits, in bands of rows: cross entropies, entropy, and their gradient.
+"""One pass over the upsampled logits, in bands of rows, computes cross entropies, the entropy, and their gradient.
 
 The full-size logits never exist. Upsampling is linear and separable, so a band of rows is the product of two small
-matrices with the logits; the transposed products take the band's gradient back to low resolution. No sum depends on
-timing, so results repeat bit for bit, on CUDA too.
+matrices with the logits; the transposed products take the band's gradient back to low resolution. Results repeat bit
+for bit, because no sum depends on timing.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,11 +34,11 @@ class CrossEntropy(NamedTuple):
 class PixelPass:
     """The maps (B, H, W) of logits upsampled as by F.interpolate's bilinear mode, and their gradient. Call run() once.
 
-    Nothing is differentiable, and nothing makes the CPU wait for a GPU. Call it outside of torch.autocast.
+    Nothing is differentiable, and nothing makes the CPU wait for a GPU. Call it outside torch.autocast.
 
     logits: (B, C, h, w), float32 or float64. size: (H, W). entropy_slope: (B, H, W); None: no entropy.
-    cross_entropies: one map for each of `targets`. entropy: of the softmax. gradient: (B, C, h, w), of the sum over
-    pixels of slope * cross entropy and entropy_slope * entropy.
+    cross_entropies: one map per item of `targets`. entropy: the softmax's. gradient: (B, C, h, w), the derivative of
+    slope * cross entropy + entropy_slope * entropy, summed over pixels.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PixelPass:
 
     @torch.no_grad()
     def run(self, kernel: Callable[["PixelPass"], Tensor] | None = None) -> "PixelPass":
-        """Fill the maps, and compute the gradient. kernel: does what run_bands() does; None: that does it."""
+        """Fill the maps, and compute the gradient. kernel: used in place of run_bands(), if given."""
         self.gradient = (kernel(self) if kernel else self.run_bands()) + self._smoothing_gradient()
         return self
 
@@ -92,9 +92,9 @@ class PixelPass:
     def _band(self, z: Tensor, work: Tensor, place: tuple[int, slice]) -> None:
         """Fill a band of one image's maps from its logits z (rows, C, W), which are overwritten.
 
-        Then `work` is the gradient of the loss by these logits, without label smoothing's part. With p the softmax, it
-        is slope * (p - target) for cross entropy, and -slope * p * (ln p + entropy) = slope * p * (mean - z) for the
-        entropy, where mean is that of z by p.
+        Then `work` is the gradient of the loss by these logits, without label smoothing's part. Let p be the softmax.
+        Cross entropy adds slope * (p - target). The entropy adds -slope * p * (ln p + entropy), which equals
+        slope * p * (mean - z), where mean is sum(p * z).
         """
         labels = [target.label[place].clamp(max=self.last_class).long().unsqueeze(1) for target in self.targets]
         z -= z.amax(1, keepdim=True)

@@ -18,16 +18,16 @@ TERMS: dict[str, type["Term"]] = {}  # by name
 class Settings(NamedTuple):
     """What terms are made from."""
 
-    label_smooth: float = 0.0  # of PseudoLabel
-    class_weights: Sequence[float] | None = None  # of Label; None: all 1
-    lorm_terms: int = 0  # LoRM's terms for each position of the foreground; 0: see LoRMTerm
+    label_smooth: float = 0.0  # for PseudoLabel
+    class_weights: Sequence[float] | None = None  # for Label; None: all 1
+    lorm_terms: int = 0  # LoRM's terms per position of the foreground; 0: see LoRMTerm
 
 
 class Term:
-    """A term: its sum over this batch, divided by its count over the global batch; 0 where the count is 0.
+    """A term: its sum over this batch, divided by its count over the global batch; 0 if the count is 0.
 
-    name: in the log. The flag --l_NAME has its weight, or --loss names it (flags/losses.py). map: what it needs of a
-    Batch. A class with a name registers itself in TERMS.
+    name: the name in the log. The flag --l_NAME sets its weight, or --loss names it (flags/losses.py). map: the field
+    of a Batch that it needs. A class with a name registers itself in TERMS.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Term:
         self.settings = settings
 
     def count(self, batch: Batch) -> float | Tensor:
-        """Return the batch's part of what the sum is divided by. It depends on labels only, which are in CPU memory."""
+        """Return the batch's part of the sum's divisor. It depends only on labels, whose counts are in CPU memory."""
         raise NotImplementedError
 
     def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        """Return the sum, a differentiable scalar. outputs: of the model, "logits" in float32 or float64."""
+        """Return the sum, a differentiable scalar. outputs: the model's, with "logits" in float32 or float64."""
         raise NotImplementedError
 
     def ramp(self, progress: float) -> float:
@@ -54,10 +54,10 @@ class Term:
 
 
 class PixelTerm(Term):
-    """A sum over pixels of weight * value. One PixelPass computes the values of all such terms, and their gradient."""
+    """A term that sums weight * value over pixels. One PixelPass computes all such terms, and their gradient."""
 
     def in_pass(self, batch: Batch) -> bool:
-        """Return whether the pass computes the term of this batch; if not, sum() does."""
+        """Return whether the pass computes the term for this batch; if not, sum() does."""
         return True
 
     def weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:
@@ -85,7 +85,7 @@ class EntropyTerm(PixelTerm):
 
 
 class RegionTerm(Term):
-    """A sum over images and the classes in their labels, which compares the class's region with its probabilities.
+    """A term that compares regions with probabilities: a sum over images and over the classes in their labels.
 
     Count: pairs of image and class. An image is never split over ranks or micro-batches, so its sums add up.
     """
@@ -95,8 +95,8 @@ class RegionTerm(Term):
     def image_sum(self, p: Tensor, inside: Tensor, labelled: Tensor) -> Tensor:
         """Return the sum over an image's P classes, a scalar.
 
-        p: (P, N), probabilities of P classes in N pixels. inside: (P, N) bool, g: whether the label is that class;
-        every class has at least one pixel. labelled: (N,) bool.
+        p: (P, N), their probabilities in N pixels. inside: (P, N) bool, g: the label's pixels, at least one per class.
+        labelled: (N,) bool.
         """
         raise NotImplementedError
 
@@ -105,7 +105,7 @@ class RegionTerm(Term):
 
 
 class Label(CrossEntropyTerm):
-    """Cross entropy with scribbles or dense masks. Weight: that of the class. Count: the sum of the weights."""
+    """Cross entropy with scribbles or dense masks. Weight: the class's weight. Count: the sum of the weights."""
 
     name, map = "seg", "label"
 
@@ -132,7 +132,7 @@ class Label(CrossEntropyTerm):
         return batch.points is None
 
     def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        # Few pixels are labelled: upsample the logits there alone.
+        # Few pixels are labelled, so upsample the logits only there.
         label, points = batch.maps["label"], batch.points
         assert points is not None
         classes = label.flatten().index_select(0, points).long()
@@ -154,8 +154,7 @@ class Dice(RegionTerm):
 class Lovasz(RegionTerm):
     """Lovasz-Softmax (arXiv:1705.08790): the Lovasz extension of 1 - IoU at the errors |g - p|.
 
-    Sort the errors in falling order. The extension is the sum of each error times the growth of 1 - IoU when its pixel
-    becomes wrong after all pixels before it.
+    With errors in falling order, it sums each error times the growth of 1 - IoU when its pixel becomes wrong.
     """
 
     name = "seg_lovasz"
@@ -191,9 +190,9 @@ class PseudoLabel(CrossEntropyTerm):
 
 
 class LoRMTerm(Term):
-    """The sum that the model's LoRM outputs. Count: the terms of that sum.
+    """The sum that the model's LoRM outputs. Count: the number of squares in that sum.
 
-    With --lorm_scope all, it depends on the features: the outputs have it as "lorm_terms", and the count here is 0.
+    With --lorm_scope all, this number depends on the features: the outputs have it as "lorm_terms", and the count is 0.
     """
 
     name, map = "lorm", "pseudo"

@@ -1,4 +1,4 @@
-"""Bilinear upsampling: of a band of rows, as matrix products, and of a few pixels, from their four neighbours."""
+"""Bilinear upsampling. Bands of rows are matrix products; single pixels are computed from their four neighbours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from support.labels import IGNORE
 
 Number = TypeVar("Number", int, Tensor)
-FEW = 0.25  # above this share of labelled pixels, a pass over all pixels is as fast
+SPARSE_SHARE = 0.25  # above this share of labelled pixels, a pass over all pixels is as fast
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,9 @@ class Axis:
     num_out: int
 
     def matrix(self, like: Tensor) -> Tensor:
-        """Return the weights (num_out, num_in): output = matrix @ input. Each row sums to 1 and has at most 2 weights.
-
-        The fractions are exact up to one rounding: their numerators are integers.
-        """
+        """Return the weights (num_out, num_in), exact up to one rounding: output = matrix @ input. Rows sum to 1."""
         at = torch.arange(self.num_out, device=like.device).unsqueeze(1)
-        away = (self._numerator(at) - self._denominator * torch.arange(self.num_in, device=like.device)).abs()
+        away = (at * self._step - self._denominator * torch.arange(self.num_in, device=like.device)).abs()
         return (self._denominator - away).clamp(min=0).to(like.dtype) / self._denominator
 
     def inputs(self, first: int, stop: int) -> slice:
@@ -38,35 +35,34 @@ class Axis:
 
     def lower(self, at: Number) -> Number:
         """Return the input at or before an output, an int or a tensor of them."""
-        return self._numerator(at) // self._denominator
+        return at * self._step // self._denominator
 
     def fraction(self, at: Tensor, dtype: torch.dtype) -> Tensor:
         """Return how far outputs lie between the input lower(at), 0, and the next one, 1."""
-        return (self._numerator(at) % self._denominator).to(dtype) / self._denominator
+        return (at * self._step % self._denominator).to(dtype) / self._denominator
 
     def max_outputs(self) -> int:
         """Return the largest number of outputs that depend on one input."""
-        step = self.num_in - 1  # the growth of the numerator
-        return min(self.num_out, -(-2 * self._denominator // step)) if step else self.num_out
+        return min(self.num_out, -(-2 * self._denominator // self._step)) if self._step else self.num_out
+
+    # Output number `at` lies at _step * at / _denominator among the inputs: integers, so that no rounding adds up.
+    @property
+    def _step(self) -> int:
+        return self.num_in - 1
 
     @property
     def _denominator(self) -> int:
         return max(self.num_out - 1, 1)
 
-    def _numerator(self, at: Number) -> Number:
-        """Return the place of an output among the inputs, times the denominator."""
-        return at * (self.num_in - 1)
-
 
 def find_points(label: Tensor) -> Tensor | None:
-    """Return the labelled pixels of a label (B, H, W) uint8 in CPU memory, or None if they are not few.
+    """Return the labelled pixels of a label (B, H, W) uint8 in CPU memory, or None above SPARSE_SHARE of all pixels.
 
-    255 = unlabelled. The pixels are indices into the flattened label, int64 (N,). The loader's workers call this, so
-    that a training step need not.
+    The pixels are indices into the flattened label, int64 (N,). The loader's workers call this to save steps the time.
     """
     labelled = (label != IGNORE).flatten()
-    few = torch.count_nonzero(labelled) <= FEW * len(labelled)
-    return labelled.nonzero().flatten() if few else None
+    is_sparse = torch.count_nonzero(labelled) <= SPARSE_SHARE * len(labelled)
+    return labelled.nonzero().flatten() if is_sparse else None
 
 
 def sample(logits: Tensor, size: Sequence[int], points: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models by their --model_type."""
+"""Build a model by its --model_type."""
 
 from torch import nn
 
@@ -23,19 +23,18 @@ def build(
     head_init: str = "default",
     **options,
 ) -> Segmenter:
-    """Return a Segmenter with random weights. name: a key of HEADS. backbone: RESNET, or TIMM and a name of timm.
+    """Return a Segmenter with random weights. Raises UserError as TimmBackbone does.
 
-    layers: depth of the ResNet: 18, 34, 50, 101 or 152. output_stride: as in TimmBackbone. head_init: initialisation of
-    the head and LoRM, "default" (torch's) or "release" (init_as_released()). stride_in_1x1 and
-    grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM. options: head_channels, freeze_bn and
-    freeze_backbone, as in Segmenter. Raises UserError as TimmBackbone does.
+    name: a key of HEADS. backbone: RESNET, or TIMM followed by timm's name. layers: depth of the ResNet: 18, 34, 50,
+    101 or 152. head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (init_as_released()).
+    output_stride: as in TimmBackbone. stride_in_1x1, grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM.
+    options: head_channels, freeze_bn and freeze_backbone, as in Segmenter.
     """
     head = HEADS[name]
     common: dict = {"grad_checkpointing": grad_checkpointing}
-    features: Backbone
     if backbone == RESNET:
         common |= {"dilations": head.dilations, "ceil_mode": head.ceil_mode, "stride_in_1x1": stride_in_1x1}
-        features = ResNetBackbone(layers, **common)
+        features: Backbone = ResNetBackbone(layers, **common)
     else:
         features = TimmBackbone(backbone.removeprefix(TIMM), output_stride=output_stride, **common)
     model = Segmenter(features, head, num_classes, lorm_scope=lorm_scope if name.endswith("_lorm") else None, **options)
@@ -47,8 +46,8 @@ def build(
 def init_as_released(model: Segmenter) -> None:
     """Initialise the convolutions of the head and LoRM again, as the released CDSP code does.
 
-    A k x k convolution's weights come from N(0, 2 / (k^2 C_out)): Kaiming's normal distribution over fan-out. LoRM's
-    biases are 0. Batch norm and the classifier's bias keep torch's initialisation, as in the release.
+    A k x k convolution's weights are drawn from N(0, 2 / (k^2 C_out)): Kaiming's normal distribution over fan-out.
+    LoRM's biases are 0. Batch norm and the classifier's bias keep torch's initialisation, as in the release.
     """
     for part in filter(None, (model.head, model.lorm)):
         for module in part.modules():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.layers.blocks import use_fused_forward, use_our_layers
+from models.layers.blocks import use_our_layers
 from models.layers.fused import is_fusable, norm_relu_pool
 from models.layers.norm import BATCH_NORMS
 
@@ -20,10 +20,9 @@ MULTI_GRID: Dilations = ((2,), (4, 8, 16))  # CDSP and DeepLabV3 (arXiv:1706.055
 
 
 class Backbone(nn.Module):
-    """A network that returns features, from the finest to the deepest, of normalised images (B, 3, H, W).
+    """A network that maps normalised images (B, 3, H, W) to features, from the finest to the deepest.
 
-    channels, strides: of the features. mean, std: of each channel of the images that the start weights were trained on,
-    in units of 0..1.
+    channels, strides: one per map of features. mean, std: the normalisation, one per colour, in units of 0..1.
     """
 
     channels: tuple[int, ...]
@@ -44,10 +43,7 @@ class Backbone(nn.Module):
         return set()
 
     def freeze_unused(self, head: nn.Module) -> None:
-        """Turn off the gradients of parameters that the logits of a head do not depend on.
-
-        DistributedDataParallel would wait for them. By default, all parameters are used.
-        """
+        """Freeze parameters that the head's logits do not depend on, because DDP would wait for them. Default: none."""
 
     @torch.no_grad()
     def feature_size(self, height: int, width: int) -> tuple[int, int]:
@@ -60,10 +56,10 @@ class Backbone(nn.Module):
 class ResNetBackbone(Backbone):
     """torchvision's ResNet without its classifier, dilated to output stride 8. Parameters have torchvision's names.
 
-    depth: 18, 34, 50, 101 or 152. dilations: of the blocks of layer3 and layer4. ceil_mode:
-    of the max pool. stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as in released
-    CDSP weights, not on its 3x3. grad_checkpointing: in training, keep only the input of each residual block and
-    recompute the rest in the backward pass (arXiv:1604.06174).
+    depth: 18, 34, 50, 101 or 152. dilations: one per block of layer3 and layer4. ceil_mode: the max pool's.
+    stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as in released CDSP weights, not
+    on its 3x3. grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in
+    the backward pass (arXiv:1604.06174).
     """
 
     def __init__(
@@ -86,11 +82,9 @@ class ResNetBackbone(Backbone):
         width: int = resnet.fc.in_features
         self.channels, self.strides = (width // 8, width // 4, width), (4, 8, 8)
 
-        for block in self.blocks():
-            use_fused_forward(block)
-        for layer, of_blocks in zip((self.layer3, self.layer4), dilations, strict=True):
+        for layer, rates in zip((self.layer3, self.layer4), dilations, strict=True):
             for number, block in enumerate(layer):
-                _dilate(block, of_blocks[min(number, len(of_blocks) - 1)])
+                _dilate(block, rates[min(number, len(rates) - 1)])
         if stride_in_1x1:
             first = self.layer2[0]
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
@@ -119,8 +113,8 @@ class ResNetBackbone(Backbone):
 class Recomputed:
     """A block's forward pass that, in training, keeps only its inputs and recomputes the rest in the backward pass.
 
-    draws: whether the block may draw random numbers, as for dropout. The recomputation then draws the same ones. False
-    saves the time to keep and restore the generators' states.
+    draws: whether the block may draw random numbers, for example for dropout. If so, the recomputation draws the same
+    ones. False saves the time to keep and restore the generators' states.
     """
 
     def __init__(self, block: nn.Module, *, draws: bool = True):
@@ -147,24 +141,19 @@ class Recomputed:
 
 @contextlib.contextmanager
 def _own_statistics(block: nn.Module) -> Iterator[None]:
-    """Let batch norm update copies of its running statistics during the body.
+    """Let batch norm update copies of its running statistics: the first forward pass has updated its own already.
 
-    The first forward pass has updated the statistics already.
-
-    Switching the statistics off (track_running_stats=False) would keep fewer tensors than the first pass, and torch's
-    `checkpoint` refuses that.
+    torch's `checkpoint` refuses a second pass without statistics, which would keep fewer tensors than the first.
     """
     norms = [module for module in block.modules() if isinstance(module, BATCH_NORMS) and module.training]
-    kept = [dict(norm.named_buffers(recurse=False)) for norm in norms]
-    for norm, buffers in zip(norms, kept, strict=True):
-        for name, buffer in buffers.items():
-            setattr(norm, name, buffer.clone())
+    buffers = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
+    for norm, name, buffer in buffers:
+        setattr(norm, name, buffer.clone())
     try:
         yield
     finally:
-        for norm, buffers in zip(norms, kept, strict=True):
-            for name, buffer in buffers.items():
-                setattr(norm, name, buffer)
+        for norm, name, buffer in buffers:
+            setattr(norm, name, buffer)
 
 
 def _dilate(block: nn.Module, dilation: int) -> None:

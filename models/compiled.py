@@ -1,4 +1,4 @@
-"""torch.compile, one compiled region for each residual block and for the head."""
+"""Compile each residual block and the head by torch.compile, as regions of their own."""
 
 import logging
 
@@ -20,10 +20,10 @@ log = logging.getLogger("segtrain")
 def compile_blocks(model: Segmenter) -> None:
     """Compile the model's residual blocks and head for training, in place. Names in the state dict stay.
 
-    Blocks of one shape share their code, gradient checkpointing recomputes a block by its compiled code, and
-    DistributedDataParallel can send a block's gradients while earlier blocks compute theirs. Evaluation, where sizes
-    differ from image to image, is not compiled, nor are copies of the model. The first step compiles. If torch.compile
-    does not work here, for example without a C++ compiler, log a warning and leave the model uncompiled.
+    Blocks of one shape share their code, and gradient checkpointing recomputes a block by its compiled code.
+    DistributedDataParallel can send a block's gradients while earlier blocks compute theirs. The first step compiles.
+    Evaluation is not compiled, because sizes differ from image to image; copies of the model are not compiled. If
+    torch.compile does not work here, for example without a C++ compiler, log a warning and leave the model uncompiled.
     """
     device = next(model.parameters()).device
     try:

@@ -1,9 +1,10 @@
-"""A copy of a model for prediction: batch norm folded into convolutions, shapes that a CPU computes fast."""
+"""Copy a model for prediction, with batch norm folded into convolutions, and shapes that a CPU computes fast."""
 
 import copy
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,18 +14,17 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from models.layers.convolution import Conv2d, for_onednn
 from models.timm_backbone import TimmBackbone
 
-# For a 3x3 convolution of 2048 channels, oneDNN needs less time with 32 output channels than with 11 to 24.
+# A multiple of output channels: oneDNN computes 32 faster than 11 to 24, from 2048 channels with a 3x3 kernel.
 CPU_CHANNELS = 32
-# Height and width of the image that tells whether a timm network can be folded: no side below those of PROBES in
+# Height and width of the image that tells whether a timm network can be folded. No side is below those of PROBES in
 # models.timm_backbone.
-PROBE = (97, 113)
+PROBE_SIZE = (97, 113)
 
 
 class FoldedConv(nn.Module):
-    """A convolution and the batch norm after it, in eval mode, as one convolution.
+    """One convolution that replaces a convolution and the batch norm after it, in eval mode.
 
-    dtype: type to keep the weights in, so that autocast need not cast them in each forward pass; None: unchanged.
-    Weights in float64 stay in float64.
+    dtype: type of float32 weights, so that autocast need not cast them in each forward pass; None: unchanged.
     """
 
     weight: Tensor
@@ -43,10 +43,10 @@ class FoldedConv(nn.Module):
         if dtype is not None and weight.dtype == torch.float32:
             weight, bias = weight.to(dtype), bias if bias is None else bias.to(dtype)
         dense = conv.groups == 1 and conv.kernel_size != (1, 1)
-        extra = -self.channels % CPU_CHANNELS if weight.is_cpu and dense else 0
-        if extra:
-            weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, extra))
-            bias = bias if bias is None else F.pad(bias, (0, extra))
+        padding = -self.channels % CPU_CHANNELS if weight.is_cpu and dense else 0
+        if padding:
+            weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, padding))
+            bias = bias if bias is None else F.pad(bias, (0, padding))
         self.register_buffer("weight", weight.contiguous(memory_format=torch.channels_last))
         self.register_buffer("bias", bias)
 
@@ -60,29 +60,25 @@ class FoldedConv(nn.Module):
 def fold_batch_norm(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Return a copy of the model, in eval mode, that computes the same logits up to rounding in less time.
 
-    Each batch norm that is registered right after a convolution is folded into it; in a timm network, only if a trial
-    gives the same features. LoRM is left out: it only trains. The copy has the convolutions' weights of this moment.
-    dtype: as in FoldedConv.
+    Each batch norm registered right after a convolution is folded into it, in timm networks only if a trial gives the
+    same features. The copy has no LoRM, and keeps the convolutions' current weights. dtype: as in FoldedConv.
     """
-    # The convolutions get weights of their own below, so copying the model's would be waste.
+    # The convolutions get new weights below, so copying the model's would be waste.
     shared = {id(value): value for value in (*model.parameters(), *model.buffers())}
-    result = copy.deepcopy(model, shared).eval()
-    if hasattr(result, "lorm"):
-        result.lorm = None  # type: ignore[assignment]
-    others = [
-        part
-        for part in result.modules()
-        if isinstance(part, TimmBackbone) and not _norms_follow(part.name, part.output_stride)
-    ]
-    _fold_in_place(result, dtype, {module for part in others for module in part.modules()})
-    return result
+    folded = copy.deepcopy(model, shared).eval()
+    if hasattr(folded, "lorm"):
+        folded.lorm = None  # type: ignore[assignment]
+    networks = [part for part in folded.modules() if isinstance(part, TimmBackbone)]
+    unfoldable = [part for part in networks if not _folds_exactly(part.name, part.output_stride)]
+    _fold_in_place(folded, dtype, {module for part in unfoldable for module in part.modules()})
+    return folded
 
 
 @functools.cache
-def _norms_follow(name: str, output_stride: int) -> bool:
+def _folds_exactly(name: str, output_stride: int) -> bool:
     """Return whether a timm network computes the same features once its batch norms are folded into the convolutions.
 
-    The order of registration need not be that of computation. Tried with random weights, statistics and image.
+    Modules may be registered in another order than they compute. This function tries random weights and a random image.
     """
     random = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
@@ -91,27 +87,21 @@ def _norms_follow(name: str, output_stride: int) -> bool:
         if isinstance(norm, nn.BatchNorm2d):
             for value in (*norm.parameters(recurse=False), *norm.buffers(recurse=False)):
                 value.copy_(torch.rand(value.shape, generator=random) + 0.5)
-    image = torch.randn(1, 3, *PROBE, generator=random)
+    image = torch.randn(1, 3, *PROBE_SIZE, generator=random)
     expected = backbone(image)
     _fold_in_place(backbone, None)
     return all(
-        torch.allclose(found, true, rtol=0, atol=1e-3 * float(true.abs().max()))
-        for found, true in zip(backbone(image), expected, strict=True)
+        torch.allclose(folded, plain, rtol=0, atol=1e-3 * float(plain.abs().max()))
+        for folded, plain in zip(backbone(image), expected, strict=True)
     )
 
 
-def _fold_in_place(model: nn.Module, dtype: torch.dtype | None, left_out: Collection[nn.Module] = ()) -> None:
-    for parent, name, norm_name in [place for place in _convolutions(model) if place[0] not in left_out]:
-        norm = getattr(parent, norm_name) if norm_name else None
-        setattr(parent, name, FoldedConv(getattr(parent, name), norm, dtype))
-        if norm_name:
-            setattr(parent, norm_name, getattr(norm, "act", nn.Identity()))  # timm's norms have their activation
-
-
-def _convolutions(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
-    """Yield (parent module, name of a plain convolution in it, name of the batch norm after it or "")."""
-    for parent in model.modules():
-        children = [*parent.named_children(), ("", None)]
+def _fold_in_place(model: nn.Module, dtype: torch.dtype | None, excluded: Collection[nn.Module] = ()) -> None:
+    for parent in [module for module in model.modules() if module not in excluded]:  # a list: the loop changes modules
+        children: list[tuple[str, Any]] = [*parent.named_children(), ("", None)]
         for (name, conv), (norm_name, norm) in pairwise(children):
-            if type(conv) in (nn.Conv2d, Conv2d):
-                yield parent, name, norm_name if isinstance(norm, nn.BatchNorm2d) else ""
+            if type(conv) in (nn.Conv2d, Conv2d):  # not timm's subclasses, which pad in their own way
+                is_norm = isinstance(norm, nn.BatchNorm2d)
+                setattr(parent, name, FoldedConv(conv, norm if is_norm else None, dtype))
+                if is_norm:
+                    setattr(parent, norm_name, getattr(norm, "act", nn.Identity()))  # timm's norms have an activation

@@ -1,4 +1,4 @@
-"""The foreground of a pseudo-label, at the positions of the feature maps: LoRM's queries."""
+"""Find the foreground of a pseudo-label, at the positions of the feature maps: LoRM's queries."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,8 +19,7 @@ def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int
 def find_foreground(pseudo_label: Tensor, *, size: tuple[int, int], background: int | None = 0) -> Foreground:
     """Return the Foreground of a pseudo-label (B, H, W) uint8 in CPU memory, at feature maps of this size.
 
-    The loader's workers call this: the number of positions depends on the values, so in a training step the CPU would
-    wait for a GPU.
+    The loader's workers call this: the number of positions depends on the values, for which a GPU makes the CPU wait.
     """
     mask = foreground_mask(pseudo_label, size, background).flatten(1)  # (B, H, W) -> (B, H*W)
     return Foreground(mask.nonzero()[:, 1].contiguous(), mask.sum(1).tolist())

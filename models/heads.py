@@ -1,6 +1,6 @@
 """Segmentation heads. Each maps a backbone's features, from the finest to the deepest, to logits (B, classes, h, w).
 
-Dilations are meant for stride 8. At another stride they change, so that they cover as many pixels (arXiv:1706.05587).
+Dilations are given for stride 8. At other strides they scale, so that they cover as many pixels (arXiv:1706.05587).
 """
 
 from collections import OrderedDict
@@ -40,9 +40,9 @@ def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int
 
 
 class PooledBatchNorm(BatchNorm2d):
-    """Batch norm of a 1x1 map (B, C, 1, 1). In training on a single image, it uses its running statistics.
+    """Batch norm of a 1x1 map (B, C, 1, 1), which uses its running statistics in training on a single image.
 
-    One value per channel has no variance to normalise by, and torch raises. Synchronised, it has other ranks' values.
+    One value per channel has no variance, so torch raises. Synchronised norms also have other ranks' values.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ class PooledBatchNorm(BatchNorm2d):
 class ASPP(nn.Module):
     """Atrous spatial pyramid pooling (arXiv:1706.05587), without an activation at the end.
 
-    Maps (B, in_channels, h, w) to (B, out_channels, h, w). A 1x1 branch, three dilated 3x3 branches and image pooling,
-    all `out_channels` wide, are joined by a 1x1 convolution and batch norm. rates: dilations at stride 8. stride: of x.
+    It maps (B, in_channels, h, w) to (B, out_channels, h, w). A 1x1 convolution and batch norm join a 1x1 branch, three
+    dilated 3x3 branches and image pooling, each `out_channels` wide. rates: dilations at stride 8. stride: the input's.
     """
 
     def __init__(self, in_channels: int, out_channels: int, rates: tuple[int, int, int], stride: int = 8):
@@ -76,7 +76,7 @@ class ASPP(nn.Module):
         if not is_fusable(*(norm for _, norm, _ in branches)):
             pooled = F.interpolate(pooled, size=x.shape[2:], mode="bilinear", align_corners=True)
             return self.bn1(self.conv1(torch.cat([*(branch(x) for branch in branches), pooled], dim=1)))
-        # Each branch's part of conv1, so that the branches' results need not be kept; the pooled one is constant.
+        # Apply conv1 branch by branch, so that autograd need not keep their results. The pooled one is constant.
         *kernels, kernel = self.conv1.weight.split(self.conv1.out_channels, dim=1)
         result = F.conv2d(pooled, kernel.to(pooled.dtype))
         for (conv, norm, _), kernel in zip(branches, kernels, strict=True):
@@ -86,11 +86,10 @@ class ASPP(nn.Module):
 
 
 class Head(nn.Module):
-    """A head, made from the channels of each of the features, the number of classes, and the stride of the deepest.
+    """A head. Its arguments are the channels of all features, the number of classes, and the deepest features' stride.
 
-    names: the values of --model_type that have this head; *_lorm: with LoRM. A class with names registers itself in
-    HEADS. has_width: the head is also made from `width`, by --head_channels. dilations, ceil_mode: of its
-    ResNetBackbone.
+    names: the values of --model_type that select this head; *_lorm adds LoRM. A class with names registers itself in
+    HEADS. has_width: the head also takes `width`, set by --head_channels. dilations, ceil_mode: for ResNetBackbone.
     """
 
     names: tuple[str, ...]
@@ -153,7 +152,7 @@ class DeepLabV3Head(Head):
 
 
 class TorchvisionDeepLabV3Head(DeepLabV3Head):
-    """DeepLabV3's head on the backbone that torchvision gives it, for torchvision's weights. Logits at stride 8."""
+    """DeepLabV3's head on torchvision's variant of the backbone, for torchvision's weights. Logits at stride 8."""
 
     names = ("deeplabv3_torchvision",)
     dilations = (1, 2), (2, 4)
@@ -184,8 +183,8 @@ class DeepLabV3PlusHead(Head):
 class CDSPDeepLabV3PlusHead(Head):
     """DeepLabV3+'s head as CDSP's authors released it. Logits at stride 4.
 
-    ASPP has rates 6, 12, 18 and dropout after it; layer1's features come first in the concatenation. The weights have
-    the shapes of DeepLabV3PlusHead's but another meaning, so the parts have other names.
+    ASPP has rates 6, 12, 18, and dropout follows it; layer1's features come first in the concatenation. So weights have
+    DeepLabV3PlusHead's shapes but another meaning, which is why the parts have other names.
     """
 
     names = ("deeplabv3p_cdsp", "deeplabv3p_cdsp_lorm")
@@ -208,9 +207,9 @@ class CDSPDeepLabV3PlusHead(Head):
 class DeepLabV3PlusMultiHead(Head):
     """DeepLabV3+'s head, joined with the features of every finer stride in turn, as in Panoptic-DeepLab.
 
-    ASPP at the deepest stride, then for each finer one: upsampling, concatenation with a 1x1 convolution of its
-    features (64 channels, or 32 at the finest), and a 3x3 convolution (arXiv:1911.10194, section 3.1, but with full
-    instead of separable convolutions). No dropout. Logits at the finest stride.
+    ASPP processes the deepest features. Then each finer stride adds three steps: upsampling, concatenation with a 1x1
+    convolution of its features (64 channels, or 32 at the finest), and a 3x3 convolution. This follows
+    arXiv:1911.10194, section 3.1, but with full convolutions. No dropout. Logits at the finest stride.
     """
 
     names = ("deeplabv3p_multi", "deeplabv3p_multi_lorm")
@@ -230,7 +229,7 @@ class DeepLabV3PlusMultiHead(Head):
 
 
 def _merge(x: Tensor, finer: Iterable[Tensor], fuse: Iterable[nn.Module]) -> Tensor:
-    """Return x after each of the finer maps in turn: upsampled to its size, concatenated with it, and fused."""
+    """Merge x with the finer maps in turn: upsample it to their size, concatenate them, and fuse both."""
     for skip, layer in zip(finer, fuse, strict=True):
         x = F.interpolate(x, size=skip.shape[2:], mode="bilinear", align_corners=True)
         x = layer(torch.cat([x, skip], dim=1))

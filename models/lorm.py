@@ -12,16 +12,16 @@ from torch.autograd.function import once_differentiable
 from support.batch import Foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
-GROUP_POSITIONS = 4096  # at most, in small images whose keys are computed at once; more would need more memory
+GROUP_POSITIONS = 4096  # small images are computed together up to this many positions; more would need more memory
 ALIGNMENT = 16  # an image's keys are padded to a multiple of this: cuBLAS is slow at other sizes
 NO_KEY = -1e4  # the score of a column that is not a key: its exponential is 0
 
 
 class LoRM(nn.Module):
-    """Pulls the features at foreground positions towards the features at similar positions.
+    """Pull the features at foreground positions towards the features at similar positions.
 
-    For features x (B, C, H, W): q and k are 1x1 convolutions of x, A = softmax over keys of
-    cosine(q_i, k_j), y = gamma * A x, gamma learned. The loss is the sum of (x - y)^2 divided by its number of terms.
+    With features x (B, C, H, W): q and k are 1x1 convolutions of x, A = softmax over keys of cosine(q_i, k_j), and
+    y = gamma * A x, where gamma is learned. The loss is the sum of (x - y)^2 divided by its number of terms.
 
     scope: "foreground" sums over the foreground's positions; a batch without foreground has loss 0. "all" is the
     release's loss: it sums over all positions, with y = 0 outside the foreground, which pulls background features to
@@ -39,18 +39,17 @@ class LoRM(nn.Module):
     def forward(self, x: Tensor, foreground: Foreground) -> dict[str, Tensor]:
         """Return {"lorm": sum of (x - y)^2, a scalar, float32 or float64}, not divided by the number of terms.
 
-        The number is C for each position of the foreground; scope "all" adds {"lorm_terms": the number, int64}. x:
-        (B, C, H, W); channels-last order needs no copy. The products have x's type or autocast's, but float32 instead
-        of fp16, because they overflow in fp16. The rest is float32, or float64 if x is. The backward pass can run once;
-        there is no double backward.
+        The number is C per position of the foreground; scope "all" adds {"lorm_terms": the number, int64}.
+        x: (B, C, H, W); channels-last order needs no copy. The products have x's type or autocast's, but float32
+        instead of fp16, in which they overflow. The rest is float32, or float64 if x is. The backward pass can run
+        once; there is no double backward.
         """
-        device = x.device.type
-        dtype = x.dtype
-        # The meta device has no autocast.
-        has_autocast = torch.amp.is_autocast_available(device)
+        device, dtype = x.device.type, x.dtype
+        has_autocast = torch.amp.is_autocast_available(device)  # the meta device has none
         if has_autocast and torch.is_autocast_enabled(device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
         rows = x.flatten(2).transpose(1, 2)  # (B, C, H, W) -> (B, H*W, C)
+        # Off, because autocast would choose a type per operation, and here gradients and sums must stay exact.
         with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
             total, num_terms = _SumOfSquares.apply(
                 rows.to(torch.float32 if dtype == torch.float16 else dtype),
@@ -59,7 +58,7 @@ class LoRM(nn.Module):
                 *self.key_conv.parameters(),
                 foreground,
                 self.scope == "all",
-                torch.is_grad_enabled(),
+                torch.is_grad_enabled(),  # in a Function's forward(), it is always False
             )
         return {"lorm": total} | ({"lorm_terms": num_terms} if self.scope == "all" else {})
 
@@ -77,8 +76,8 @@ class _Layers(NamedTuple):
 class _SumOfSquares(torch.autograd.Function):
     """LoRM's sum of squares for x (B, H*W, C), and its number of non-zero terms.
 
-    The loss is a sum, so the gradient from above only scales its gradients. The forward pass computes them while it
-    has a block of the attention: it keeps no attention, q, k or y, and the backward pass computes nothing twice.
+    The loss is a sum, so the upstream gradient only scales its gradients. The forward pass computes them while it
+    holds a block of the attention. So it keeps no attention, q, k or y, and the backward pass computes nothing twice.
     """
 
     @staticmethod
@@ -86,18 +85,21 @@ class _SumOfSquares(torch.autograd.Function):
         exact = torch.float64 if x.dtype == torch.float64 else torch.float32
         parameters = (query_weight, query_bias, key_weight, key_bias)
         layers = _Layers(gamma.to(exact), *(_as_matrix(value).to(x.dtype) for value in parameters))
+        # Contiguous, because x may be a transposed view, of which no view joins images and positions.
         grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format) if has_backward else None
-        # With the strides of the parameters, as DDP wants them.
+        # zeros_like keeps the parameters' strides: DDP copies gradients with other strides.
         param_grads = [torch.zeros_like(value, dtype=exact) for value in (gamma, *parameters)]
         grads = _Layers(*map(_as_matrix, param_grads))
         total, num_terms = layers.gamma.new_zeros(()), gamma.new_zeros((), dtype=torch.int64)
+        # q and k are convolutions that this class computes as products, so they follow the convolutions' setting.
         with precision_of_convolutions() if x.is_cuda else contextlib.nullcontext():
             for images, group in _groups(foreground, *x.shape[:2]):
                 grad = None if grad_x is None else grad_x[images]
-                if any(group.counts):
+                if any(group.counts):  # without queries, the products would be of size 0
                     squares = _Images(x[images], group, layers).squares(grad, grads)
                     total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
                 if everywhere:
+                    # y is 0 in the background, so (x - y)^2 is x^2, with the gradient 2 x.
                     background = x[images].flatten(0, 1).index_fill(0, group.positions, 0.0)
                     if grad is not None:
                         grad.view_as(background).add_(background, alpha=2)
@@ -127,7 +129,7 @@ class _Images:
     def __init__(self, x: Tensor, queries: Foreground, layers: _Layers):
         self.x, self.positions, self.counts, self.layers = x.flatten(0, 1), *queries, layers
         self.exact = layers.gamma.dtype
-        self.rows = self.x.index_select(0, self.positions)
+        self.rows = self.x.index_select(0, self.positions)  # only queries need q: usually a small part of x
         self.query, self.query_norm = self._normalize(torch.addmm(layers.query_bias, self.rows, layers.query_weight.T))
         key, self.key_norm = self._normalize(torch.addmm(layers.key_bias, self.x, layers.key_weight.T))
         # A row of A sums to 1, so A (x - mean) = A x - mean. Products of the smaller values lose less by rounding.
@@ -136,12 +138,12 @@ class _Images:
         padding = 0, 0, 0, -self.num_keys % ALIGNMENT
         self.keys, self.values = F.pad(key.view_as(x), padding), F.pad(x - self.means.unsqueeze(1), padding)
         self.residual = torch.empty_like(self.rows, dtype=self.exact)  # x - y at the positions
+        # Every query is written once, but all blocks of queries add to the keys.
         self.grad_query, self.grad_keys = torch.empty_like(self.query), torch.zeros_like(self.keys)
         self.key_dots = self.key_norm.new_zeros(*self.keys.shape[:2], 1)
 
     def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
-        """Return (x - y)^2 at the positions, (N, C). Write the gradient of its sum by x to grad_x, and add those of the
-        layers to grads.
+        """Return (x - y)^2 at the positions, (N, C). Write the gradient of its sum to grad_x; add the layers' to grads.
 
         grad_x: (B, H*W, C), contiguous, or None: no gradients.
         """
@@ -160,10 +162,10 @@ class _Images:
         query, key, values = self.query[queries], self.keys[image], self.values[image]
         # Cosines are at most 1, so their exponentials need no shift.
         scores = query @ key.T
-        scores[:, self.num_keys :] = NO_KEY
+        scores[:, self.num_keys :] = NO_KEY  # the padding's keys are 0: their exponential would be 1
         exponentials = scores.exp()
         sums = exponentials.sum(1, keepdim=True, dtype=self.exact)
-        shifted = (exponentials @ values) / sums
+        shifted = (exponentials @ values) / sums  # divide after the product, because A in bf16 would be rounded
         rectified = shifted + self.means[image]
         residual = torch.sub(self.rows[queries], self.layers.gamma * rectified, out=self.residual[queries])
         if grad_values is None:
@@ -174,7 +176,7 @@ class _Images:
         torch.addmm(grad_values, exponentials.T, grad_product, out=grad_values)
         grad_scores = grad_product @ values.T
         grad_scores = (grad_scores - (grad_product * shifted).sum(1, keepdim=True)).mul_(exponentials)
-        dots = scores.mul_(grad_scores)
+        dots = scores.mul_(grad_scores)  # in place, which saves one more block of scores
         grad_scores = grad_scores.to(values.dtype)
         # The gradient of q / |q| is orthogonal to q, and that of k / |k| to k.
         query_dots = dots.sum(1, keepdim=True, dtype=self.exact)
@@ -192,22 +194,23 @@ class _Images:
         grads.key_weight.add_(grad_key.T @ self.x)
         grads.key_bias.add_(grad_key.sum(0, dtype=self.exact))
         torch.addmm(grad_x, grad_key, self.layers.key_weight, out=grad_x)
+        # x reaches the loss in three ways: through keys and values, through the queries, and as x in x - y.
         grad_rows = torch.add(grad_query @ self.layers.query_weight, self.residual, alpha=2)
         grad_x.index_add_(0, self.positions, grad_rows.to(grad_x.dtype))
 
     def _normalize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Divide rows by their norm in place; return them and the norms (N, 1)."""
-        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=self.exact).clamp_min(1e-12)
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=self.exact).clamp_min(1e-12)  # as F.normalize
         return x.div_(norm), norm
 
 
 def _groups(foreground: Foreground, num_images: int, num_positions: int) -> Iterator[tuple[slice, Foreground]]:
-    """Split a batch into images whose queries and keys are computed at once: one large image, or several small ones.
+    """Split a batch into images whose queries and keys are computed together: one large image, or several small ones.
 
     The positions of a group are indices into its images' joined positions, 0..num_images*H*W-1.
     """
     size = max(1, GROUP_POSITIONS // num_positions)
-    by_image = foreground.positions.split(list(foreground.counts))
+    by_image = foreground.positions.split(list(foreground.counts))  # counts are numbers: the CPU need not wait
     for first in range(0, num_images, size):
         images = slice(first, first + size)
         positions = [values + number * num_positions for number, values in enumerate(by_image[images])]
@@ -217,6 +220,7 @@ def _groups(foreground: Foreground, num_images: int, num_positions: int) -> Iter
 def _blocks(num_queries: int, num_keys: int, first: int) -> Iterator[slice]:
     """Split the queries from `first` on into equal slices of at most BLOCK_SCORES scores."""
     num_blocks = max(1, -(-num_queries * num_keys // BLOCK_SCORES))
+    # Equal slices: a small last one would take almost the time of a full one.
     size = max(1, -(-num_queries // num_blocks))
     for start in range(0, num_queries, size):
         yield slice(first + start, first + min(start + size, num_queries))

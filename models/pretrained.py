@@ -1,4 +1,4 @@
-"""Start weights: from a file of ours, from torchvision, or from a released CDSP checkpoint."""
+"""Read start weights from our checkpoints, torchvision's, or released CDSP checkpoints."""
 
 import errno
 import logging
@@ -30,7 +30,7 @@ CDSP_PARTS = {"layer_pred0.prject.0.": "head.aspp.conv1.", "layer_pred0.prject.1
 CDSP_PARTS |= {"layer_pred0.": "head.aspp.", "layer5.": "head.aspp.", "layer_camatt.": "lorm.", "layer_lorm.": "lorm."}
 CDSP_PARTS |= {part: f"head.{part}" for part in ("reduce.", "fuse.", "classifier.")}
 CDSP_HEADS = ("layer_pred0.aspp1.", "layer5.aspp1.")  # every released file has one of these, and no other file
-# The same for torchvision's DeepLabV3. Its ASPP has parts 0 and 1, convolution and norm, of branches 0 to 3.
+# The same for torchvision's DeepLabV3. In its ASPP, each of the branches 0 to 3 has parts 0 (convolution) and 1 (norm).
 TORCHVISION_TYPE, TORCHVISION_ASPP = "deeplabv3_torchvision", "classifier.0.convs."
 TORCHVISION_PARTS = {f"{TORCHVISION_ASPP}{n}.0.": f"head.aspp.aspp{n + 1}.atrous_conv." for n in range(4)}
 TORCHVISION_PARTS |= {f"{TORCHVISION_ASPP}{n}.1.": f"head.aspp.aspp{n + 1}.bn." for n in range(4)}
@@ -38,7 +38,7 @@ TORCHVISION_PARTS |= {f"{TORCHVISION_ASPP}4.": "head.aspp.global_avg_pool."}
 TORCHVISION_PARTS |= {"classifier.0.project.0.": "head.aspp.conv1.", "classifier.0.project.1.": "head.aspp.bn1."}
 TORCHVISION_PARTS |= {"classifier.1.": "head.classifier.2.0.", "classifier.2.": "head.classifier.2.1."}
 TORCHVISION_PARTS |= {"classifier.4.": "head.classifier.3."}
-WRAPPERS = ("module", "_orig_mod", "model")  # of DistributedDataParallel, torch.compile and most of Lightning's users
+WRAPPERS = ("module", "_orig_mod", "model")  # by DistributedDataParallel, torch.compile and most Lightning modules
 AUXILIARY = "aux_classifier."  # torchvision's second head, which only helps to train
 RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
 # {(the last block of a ResNet's layer3, whether blocks have three convolutions): --layers}
@@ -47,7 +47,7 @@ STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_i
 
 
 class StartWeights(NamedTuple):
-    """The weights that a new run starts from, and where they come from; no weights: random ones."""
+    """The weights that a new run starts from, and their source. An empty state_dict means random weights."""
 
     source: str
     state_dict: dict[str, Tensor]
@@ -81,9 +81,9 @@ def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict
 
 
 def remedy(error: Exception, variable: str) -> str:
-    """Return what to do about an error of a download. variable: environment variable that names the cache's folder."""
-    of_disk = isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT))
-    if of_disk and not isinstance(error, URLError):
+    """Return the remedy for a failed download. variable: environment variable that names the cache's folder."""
+    is_disk = isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT))
+    if is_disk and not isinstance(error, URLError):
         return f"set the environment variable {variable} to a folder that can be written"
     return "connect to the network"
 
@@ -131,8 +131,7 @@ def released_type(state_dict: dict[str, Tensor]) -> str | None:
 def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str, model_type: str) -> bool:
     """Return whether the weights are of a released CDSP file, whose backbone needs --stride_in_1x1.
 
-    path: for messages. Raises UserError for weights of torchvision's DeepLabV3, whose network is dilated differently
-    from ours, with another model_type.
+    path: for messages. Raises UserError if another model_type is to use torchvision's differently dilated DeepLabV3.
     """
     released = released_type(state_dict)
     if released == TORCHVISION_TYPE != model_type:
@@ -143,20 +142,17 @@ def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str, model_type: st
 
 
 def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:
-    """Return {name: tensor}, the weights in the content of a file of ours, CDSP's or torchvision's.
-
-    averaged: prefer the EMA weights, which validation scored, if the file has them.
-    """
+    """Return {name: tensor} from our checkpoints, CDSP's or torchvision's. averaged: prefer EMA weights, if any."""
     parts = [content.get(name) for name in (["ema"] if averaged else []) + ["model", "state_dict"]]
     weights = next((part for part in parts if isinstance(part, dict)), content)
-    found = {name: value for name, value in weights.items() if isinstance(value, Tensor) and isinstance(name, str)}
-    return found if "config" in content else unwrapped(found)  # a file of ours has the model's own names
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor) and isinstance(name, str)}
+    return tensors if "config" in content else unwrapped(tensors)  # our checkpoints have the model's own names
 
 
 def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights without the names of the modules around the model, such as `model.` of Lightning, before theirs.
+    """Return the weights without the names of wrapping modules, such as Lightning's `model.`, in front of theirs.
 
-    These are WRAPPERS, and any other name that most weights begin with and that a part of a model of ours follows.
+    Wrappers are WRAPPERS, and any other name that most weights begin with and that a part of our models follows.
     """
     first, number = Counter(name.partition(".")[0] for name in weights).most_common(1)[0] if weights else ("", 0)
     inner = re.compile(rf"{re.escape(first)}\.(\w+\.)*(backbone|layer4)\.")
@@ -167,30 +163,27 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, list[str], list[str]]:
-    """Copy all weights with a matching name and shape into the model.
+    """Copy all weights with a matching name and shape into the model. No integer is copied to a float.
 
-    No integer is copied to a float. Return (number copied, the model's names without a value, the file's unused names).
-    torchvision's classifier (fc.*) and auxiliary classifier do not count as unused.
+    Return (number copied, the model's names without a value, the file's unused names but torchvision's classifiers).
     """
-    ours = model.state_dict()
-    released = released_type(state_dict)
-    prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released, CDSP_PARTS)
+    wanted = {name: (value.shape, value.is_floating_point()) for name, value in model.state_dict().items()}
+    prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released_type(state_dict), CDSP_PARTS)
     renamed = {_our_name(name, prefixes): value for name, value in state_dict.items()}
-    shared = {name: value for name, value in renamed.items() if name in ours and ours[name].shape == value.shape}
     fitting = {
-        name: value for name, value in shared.items() if value.is_floating_point() == ours[name].is_floating_point()
+        name: value for name, value in renamed.items() if wanted.get(name) == (value.shape, value.is_floating_point())
     }
     model.load_state_dict(fitting, strict=False)
     # Some files were saved without the batch counters; nothing depends on them.
-    missing = [name for name in ours if name not in fitting and not name.endswith("num_batches_tracked")]
+    missing = [name for name in wanted if name not in fitting and not name.endswith("num_batches_tracked")]
     ignored = ("fc.", AUXILIARY)
     return len(fitting), missing, [name for name in renamed if name not in fitting and not name.startswith(ignored)]
 
 
 def _our_name(name: str, prefixes: dict[str, str]) -> str:
-    for theirs, ours in prefixes.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
+    for prefix, replacement in prefixes.items():
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
     return f"backbone.{name}" if name.startswith(RESNET_PARTS) else name
 
 

@@ -1,4 +1,4 @@
-"""The whole model: normalisation, backbone, head, and optionally LoRM."""
+"""The whole model: normalisation, backbone, head and, optionally, LoRM."""
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,11 @@ from support.errors import UserError
 
 
 class Segmenter(nn.Module):
-    """A segmentation model for RGB images of 8 bits.
+    """A segmentation model for 8-bit RGB images.
 
     head: class from models.heads. head_channels: its width, if it has one. lorm_scope: "foreground" or "all"
-    (models.lorm); None: no LoRM. freeze_bn: batch norm uses its running statistics in training too. freeze_backbone:
-    number of the backbone's parts, from the input, that are frozen.
+    (models.lorm); None: no LoRM. freeze_bn: let batch norm use its running statistics in training. freeze_backbone:
+    number of the backbone's parts to freeze, counted from the input.
     """
 
     def __init__(
@@ -37,17 +37,16 @@ class Segmenter(nn.Module):
         self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
         self.num_classes, self.freeze_bn = num_classes, freeze_bn
         self.frozen = freeze(backbone, freeze_backbone)
-        # (3, 1, 1), in units of 0..255, not saved
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", 255 * torch.tensor(backbone.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(backbone.std).view(-1, 1, 1), persistent=False)
+        for name in ("mean", "std"):  # (3, 1, 1), in units of 0..255; not saved, because the backbone defines them
+            values = 255 * torch.tensor(getattr(backbone, name)).view(-1, 1, 1)
+            self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: Tensor, foreground: Foreground | None = None) -> dict[str, Tensor]:
-        """Return {"logits": (B, num_classes, h, w)} at the head's stride, and LoRM's loss in training.
+        """Return {"logits": (B, num_classes, h, w)} at the head's stride; in training with LoRM, also LoRM's outputs.
 
-        images: (B, H, W, 3), 0..255. foreground: of the pseudo-label. In training with LoRM and a foreground, the
-        outputs are also LoRM's.
+        images: (B, H, W, 3), 0..255. foreground: LoRM's positions, or None.
         """
         x = images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean  # (B, H, W, 3) -> (B, 3, H, W)
         features = self.backbone(x / self.std)
@@ -58,11 +57,8 @@ class Segmenter(nn.Module):
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)
-        if self.freeze_bn:
-            for module in self.modules():
-                if isinstance(module, BATCH_NORMS):
-                    module.eval()
-        for module in self.frozen:
+        norms = [part for part in self.modules() if isinstance(part, BATCH_NORMS)] if self.freeze_bn else []
+        for module in (*norms, *self.frozen):
             module.eval()
         return self
 
@@ -71,19 +67,15 @@ def freeze(backbone: Backbone, num_parts: int) -> list[nn.Module]:
     """Freeze the first `num_parts` parts of a backbone, counted from the input as in its depths().
 
     Their parameters no longer require gradients, so autograd keeps nothing for them. Return the modules that must stay
-    in evaluation mode, so that batch norm uses its stored statistics and does not update them. Raises UserError if
-    the backbone has fewer parts.
+    in evaluation mode, so that batch norm keeps its statistics. Raises UserError if the backbone has fewer parts.
     """
     depths = backbone.depths()
     total = 1 + max(depths.values())
     if num_parts > total:
         raise UserError(f"--freeze_backbone {num_parts}: the backbone has {total} parts: give 0 to {total}")
-    for name, parameter in backbone.named_parameters():
-        if depths[name] < num_parts:
+    part_of = {parameter: depths[name] for name, parameter in backbone.named_parameters()}
+    for parameter, part in part_of.items():
+        if part < num_parts:
             parameter.requires_grad_(False)
-    frozen = []
-    for prefix, module in backbone.named_modules():
-        own = [depths[f"{prefix}.{name}".lstrip(".")] for name, _ in module.named_parameters()]
-        if own and max(own) < num_parts:
-            frozen.append(module)
-    return frozen
+    parts_in = {module: [part_of[parameter] for parameter in module.parameters()] for module in backbone.modules()}
+    return [module for module, parts in parts_in.items() if parts and max(parts) < num_parts]

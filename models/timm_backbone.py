@@ -1,4 +1,4 @@
-"""Networks of timm (github.com/huggingface/pytorch-image-models) as backbones: --backbone timm:NAME."""
+"""timm's networks (github.com/huggingface/pytorch-image-models) as backbones, by --backbone timm:NAME."""
 
 import copy
 import difflib
@@ -13,40 +13,35 @@ from torch import Tensor, nn
 
 from models.backbone import Backbone, Recomputed
 from models.layers.blocks import use_our_layers
-from models.layers.convolution import Conv2d
-from models.layers.norm import BatchNormAct2d
 from support import shell
 from support.errors import UserError
 
 FINEST = 4  # stride of the finest features that heads take
-# What makes a network take images of any size, the most general first.
+# Options that make a network accept images of any size, the most general first.
 ANY_SIZE: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
 PROBES = ((224, 224), (225, 161), (97, 353))  # (height, width) of images that tell what a network can do
-# What timm and its networks raise on an option or an image that they cannot take.
+# Exceptions that timm and its networks raise on an option or an image that they do not support.
 REFUSED = (TypeError, AssertionError, NotImplementedError, RuntimeError, ValueError)
 
 
 class TimmBackbone(Backbone):
-    """A network of timm without its classifier; its parameters are named body.NAME, with timm's NAME.
+    """A timm network without its classifier, with random weights. Its parameters are named body.NAME, with timm's NAME.
 
-    name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32, or 0: 16 if
-    the network can, else its own. grad_checkpointing: as in ResNetBackbone. A network with
-    one stride, such as a ViT, has one map of features; its position embeddings are resized to the image. Weights are
-    random. Raises UserError if timm is not installed or does not know the name, or if the network cannot have the
-    output stride, or takes images of one size only.
+    name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32; 0 means 16 if
+    the network supports it, else its own. grad_checkpointing: as in ResNetBackbone. A network with one stride, such as
+    a ViT, has one map of features; its position embeddings are resized to the image. Raises UserError if timm is
+    missing or lacks the name, or if the network does not support the output stride or images of any size.
     """
 
     def __init__(self, name: str, *, output_stride: int = 0, grad_checkpointing: bool = False):
         super().__init__()
         self.name, self.output_stride = name, output_stride
-        self.facts = _facts(name, output_stride)
+        self.facts = _find_facts(name, output_stride)
         self.body: Any = create(name, self.facts)
         self.channels, self.strides = self.facts.channels, self.facts.strides
         settings: Any = self.body.pretrained_cfg
         self.mean, self.std = (tuple(settings[key]) for key in ("mean", "std"))
         use_our_layers(self.body)
-        for module in self.body.modules():
-            module.__class__ = OURS.get(type(module).__name__, module.__class__)
         if grad_checkpointing:
             for block in self.blocks():
                 block.forward = Recomputed(block)
@@ -54,8 +49,7 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return features from the finest (stride 4, or the network's finest if coarser) to the deepest.
 
-        images: normalised, (B, 3, H, W). If the network only takes multiples of a size, they are padded at the bottom
-        and the right with 0, the mean colour.
+        images: normalised, (B, 3, H, W); padded at the bottom and right with 0, the mean colour, to sizes that fit.
         """
         return _features(self.body, images, self.facts)
 
@@ -63,7 +57,7 @@ class TimmBackbone(Backbone):
         # timm's stages, or a ViT's blocks
         try:
             groups = _timm().models.group_parameters(self.body, self.body.group_matcher(coarse=True))
-        except (AttributeError, AssertionError):  # a few networks do not say
+        except (AttributeError, AssertionError):  # a few networks define no groups
             parts = enumerate(self.body.named_children())
             groups = {n: [f"{part}.{name}" for name, _ in child.named_parameters()] for n, (part, child) in parts}
         return {f"body.{name}": depth for depth, names in groups.items() for name in names}
@@ -74,40 +68,20 @@ class TimmBackbone(Backbone):
     def freeze_unused(self, head: nn.Module) -> None:
         backbone, head = (copy.deepcopy(part).to("meta").train() for part in (self, head))
         head(backbone(torch.empty(2, 3, *PROBES[0], device="meta"))).sum().backward()
-        for own, copied in zip(self.parameters(), backbone.parameters(), strict=True):
+        for parameter, copied in zip(self.parameters(), backbone.parameters(), strict=True):
             if copied.grad is None:
-                own.requires_grad_(False)
+                parameter.requires_grad_(False)
 
     def blocks(self) -> list[nn.Module]:
         # elements of the network's sequences that hold no further sequence
-        found: list[nn.Module] = []
-        for sequence in self.body.modules():
-            if isinstance(sequence, nn.Sequential | nn.ModuleList):
-                found += [block for block in sequence if _is_composite(block) and not _has_sequence(block)]
-        return found
+        sequences = [part for part in self.body.modules() if isinstance(part, nn.Sequential | nn.ModuleList)]
+        return [block for part in sequences for block in part if _is_composite(block) and not _has_sequence(block)]
 
 
-class Conv2dSame(Conv2d):
-    """timm's Conv2dSame: padded as in TensorFlow, with more at the end, so that ceil(size / stride) places remain."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        pads: list[int] = []
-        for axis in (1, 0):  # F.pad begins with the last dimension
-            size, stride = x.shape[2 + axis], self.stride[axis]
-            reach = self.dilation[axis] * (self.kernel_size[axis] - 1)
-            extra = reach + 1 - stride + -size % stride
-            extra = extra if reach + 1 >= stride else max(0, extra)  # torch.export is slow with max()
-            pads += [extra // 2, extra - extra // 2]
-        return super().forward(F.pad(x, pads))
-
-
-OURS: dict[str, type[nn.Module]] = {"Conv2dSame": Conv2dSame, "BatchNormAct2d": BatchNormAct2d}  # timm's class: ours
-
-
-class Facts(NamedTuple):
+class NetworkFacts(NamedTuple):
     """How to build a network, and what its features are.
 
-    options: for timm.create_model. indices: of the features to take. channels, strides: of these. norm: whether the
+    options: for timm.create_model. indices: the features to take. channels, strides: one per index. norm: whether the
     network can normalise them. multiple: image sides must be multiples of this.
     """
 
@@ -119,7 +93,7 @@ class Facts(NamedTuple):
     multiple: int = 1
 
 
-def create(name: str, facts: Facts, **options) -> nn.Module:
+def create(name: str, facts: NetworkFacts, **options) -> nn.Module:
     """Return the timm network without its classifier and what the features of `facts` do not need."""
     body: Any = _timm().create_model(name, num_classes=0, **facts.options, **options)
     body.prune_intermediate_layers(facts.indices, prune_norm=not facts.norm)
@@ -127,29 +101,25 @@ def create(name: str, facts: Facts, **options) -> nn.Module:
 
 
 @functools.cache
-def _facts(name: str, output_stride: int) -> Facts:
-    """Find the Facts of a network by trying images on the meta device. Raises UserError as TimmBackbone does."""
+def _find_facts(name: str, output_stride: int) -> NetworkFacts:
+    """Find a network's facts by trying images on the meta device. Raises UserError as TimmBackbone does."""
     body, options = _whole_on_meta(name, output_stride)
     if any(parameter.dim() > 4 for parameter in body.parameters()):  # LambdaResNets
         raise UserError(f"--backbone timm:{name}: has 3-D convolutions, which cannot be channels-last: choose another")
     number = len(body.feature_info)
-    for norm in (True, False):
-        for multiple in (1, *sorted({info["reduction"] for info in body.feature_info})):
-            facts = Facts(options, list(range(number)), norm=norm, multiple=multiple)
-            shapes = [_shapes(body, facts, size) for size in PROBES]
-            if all(shapes) and shapes[0] != shapes[1]:  # CrossViT resizes all images to one size
-                sides = [PROBES[0][0] / shape[2] for shape in shapes[0]]
-                strides = [2 ** round(math.log2(side)) for side in sides]
-                # The last features of each stride, without those that are finer than the heads take.
-                indices = [
-                    index
-                    for index, stride in enumerate(strides)
-                    if stride not in strides[index + 1 :] and (stride >= FINEST or index == number - 1)
-                ]
-                chosen = tuple((shapes[0][index][1], strides[index]) for index in indices)
-                return facts._replace(
-                    indices=indices, channels=tuple(c for c, _ in chosen), strides=tuple(s for _, s in chosen)
-                )
+    multiples = 1, *sorted({info["reduction"] for info in body.feature_info})
+    for norm, multiple in itertools.product((True, False), multiples):
+        facts = NetworkFacts(options, list(range(number)), norm=norm, multiple=multiple)
+        shapes = [_shapes(body, facts, size) for size in PROBES]
+        if all(shapes) and shapes[0] != shapes[1]:  # CrossViT resizes all images to one size
+            strides = [2 ** round(math.log2(PROBES[0][0] / shape[2])) for shape in shapes[0]]
+            # Of the features with one stride, heads take the last, and none finer than FINEST.
+            by_stride = {
+                stride: index for index, stride in enumerate(strides) if stride >= FINEST or index == number - 1
+            }
+            indices = sorted(by_stride.values())
+            channels = tuple(shapes[0][index][1] for index in indices)
+            return facts._replace(indices=indices, channels=channels, strides=tuple(strides[i] for i in indices))
     raise UserError(f"--backbone timm:{name}: takes images of one size only: choose a network that takes any size")
 
 
@@ -174,32 +144,30 @@ def _whole_on_meta(name: str, output_stride: int) -> tuple[Any, dict[str, Any]]:
     )
 
 
-def _shapes(body: Any, facts: Facts, size: tuple[int, int]) -> list[torch.Size]:
-    """Return the shapes of the features of an image of `size`; [] if the network cannot take it."""
+def _shapes(body: Any, facts: NetworkFacts, size: tuple[int, int]) -> list[torch.Size]:
+    """Return the shapes of the features of an image of `size`; [] if the network does not support the size."""
     try:
-        # In evaluation, since batch norm refuses to train on the one place that a stride of 32 leaves of 32 pixels.
+        # In evaluation, because batch norm refuses to train on one position, which stride 32 leaves of 32 pixels.
         return [x.shape for x in _features(body.eval(), torch.empty(1, 3, *size, device="meta"), facts)]
     except REFUSED:
         return []
 
 
-def _features(body: Any, images: Tensor, facts: Facts) -> tuple[Tensor, ...]:
+def _features(body: Any, images: Tensor, facts: NetworkFacts) -> tuple[Tensor, ...]:
     padded = images
-    if facts.multiple > 1:  # without further conditions on sizes, which torch.export would specialise on
+    if facts.multiple > 1:  # no condition on image sizes, because torch.export would specialise on it
         below, right = ((facts.multiple - size % facts.multiple) % facts.multiple for size in images.shape[2:])
         padded = F.pad(images, (0, right, 0, below))
-    found = body.forward_intermediates(
+    features = body.forward_intermediates(
         padded, indices=facts.indices, norm=facts.norm, output_fmt="NCHW", intermediates_only=True
     )
     if padded is images:
-        return tuple(found)
-    # Positions that are entirely in the padding are cut off.
-    rows, columns = ((size, whole) for size, whole in zip(images.shape[2:], padded.shape[2:], strict=True))
-    return tuple(x[:, :, : _share(x.shape[2], *rows), : _share(x.shape[3], *columns)] for x in found)
-
-
-def _share(length: int, part: int, whole: int) -> int:
-    return -(-length * part // whole)
+        return tuple(features)
+    # Cut off the positions that are entirely in the padding: keep ceil(length * part / whole).
+    (height, all_rows), (width, all_columns) = zip(images.shape[2:], padded.shape[2:], strict=True)
+    return tuple(
+        x[:, :, : -(-x.shape[2] * height // all_rows), : -(-x.shape[3] * width // all_columns)] for x in features
+    )
 
 
 def _is_composite(module: nn.Module) -> bool:

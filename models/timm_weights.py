@@ -1,4 +1,4 @@
-"""Start weights of timm networks, from timm itself or from a file."""
+"""Read start weights for timm networks, from timm itself or from a file."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,16 +11,16 @@ from models.pretrained import StartWeights, remedy, unwrapped, weights_in
 from models.timm_backbone import TimmBackbone, create
 from support.errors import UserError
 
-PREFIX = "backbone.body."  # of the names in a Segmenter
-OURS = "backbone."  # how names begin in a checkpoint of a Segmenter
+PREFIX = "backbone.body."  # of the network's names in a Segmenter
+BACKBONE = "backbone."  # of names in a Segmenter's checkpoint
 
 
 def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path], dict]) -> StartWeights:
     """Return the weights of --pretrained for a timm network: "none" (empty), "imagenet", or a file, read by `read`.
 
-    "imagenet": the weights that timm offers under the network's name, downloaded or from timm's cache. A file holds a
-    checkpoint of ours, or weights of the timm network (.pth, .bin or .safetensors). If no name in it is known, as in a
-    file of another library, weights are assigned in order, provided that all shapes agree. timm adapts position
+    "imagenet": the weights that timm offers under the network's name, downloaded or from timm's cache. A file contains
+    one of our checkpoints, or the timm network's weights (.pth, .bin or .safetensors). If another library wrote it, so
+    that no name is known, weights are assigned in order, provided that all shapes agree. timm adapts position
     embeddings to the size. Raises UserError if that fails.
     """
     assert isinstance(backbone, TimmBackbone)
@@ -35,7 +35,7 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
         )
     else:
         content = _read(Path(pretrained), read)
-        if any(name.startswith(OURS) for name in content):
+        if any(name.startswith(BACKBONE) for name in content):
             return StartWeights(source, content)
         content = _renamed(content, backbone.body)
     options: dict[str, Any] = {"pretrained": True}
@@ -47,19 +47,19 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
         body, random = _seeded(backbone, **options), _seeded(backbone).state_dict()
     except (OSError, RuntimeError, ValueError, LookupError, AttributeError) as error:  # no network; weights do not fit
         problem = " ".join(str(error).split())[:160]
-        advice = f"{remedy(error, 'HF_HOME')}, give a FILE, or use --pretrained none"
-        advice = advice if content is None else "give a file of this network"
+        download = f"{remedy(error, 'HF_HOME')}, give a FILE, or use --pretrained none"
+        advice = download if content is None else "give a file of this network"
         raise UserError(
             f"--pretrained {pretrained}: no weights for timm:{backbone.name} ({problem}): {advice}"
         ) from None
-    # Weights that timm does not find stay random: they equal those of a second network with the same seed.
+    # Weights that timm does not find stay random, so they equal those of a second network with the same seed.
     weights = body.state_dict()
-    left = {name for name, value in weights.items() if value.ndim > 1 and torch.equal(value, random[name])}
-    if len(left) == sum(value.ndim > 1 for value in weights.values()):
+    missing = {name for name, value in weights.items() if value.ndim > 1 and torch.equal(value, random[name])}
+    if len(missing) == sum(value.ndim > 1 for value in weights.values()):
         raise UserError(
             f"--pretrained {pretrained}: has no weights of timm:{backbone.name}: give a file of this network"
         )
-    return StartWeights(source, {PREFIX + name: value for name, value in weights.items() if name not in left})
+    return StartWeights(source, {PREFIX + name: value for name, value in weights.items() if name not in missing})
 
 
 def _seeded(backbone: TimmBackbone, **options) -> nn.Module:

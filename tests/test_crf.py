@@ -73,5 +73,5 @@ def test_the_weight_rises_in_the_first_half_of_the_run():
         expected = F.cross_entropy(leaf[..., 0], torch.tensor([[0]])) + factor * crf_sum(leaf, batch.image)
         (gradient,), (slow,) = (torch.autograd.grad(value, leaf) for value in (total, expected))
         torch.testing.assert_close(gradient, slow)
-        logged = criterion.by_name(torch.stack([seg, crf]), progress)["loss"]
+        logged = criterion.as_dict(torch.stack([seg, crf]), progress)["loss"]
         assert float(logged) == pytest.approx(float(total.detach()))

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from models.layers import blocks
-from models.layers.blocks import ConvNormReLU, use_fused_forward, use_our_layers
+from models.layers.blocks import ConvNormReLU, use_our_layers
 from models.layers.convolution import Conv2d
 from models.layers.fused import norm_relu_pool
 from models.layers.norm import BatchNorm2d
@@ -66,9 +66,7 @@ def make(kind: type[nn.Module], *, shortcut: bool, frozen: bool, dtype: torch.dt
 
 def ours_of(block: nn.Module) -> nn.Module:
     """Return a copy of torchvision's block as ours."""
-    block = use_fused_forward(copy.deepcopy(block))
-    use_our_layers(block)
-    return block
+    return use_our_layers(copy.deepcopy(block))
 
 
 def trained(block: nn.Module, amp: bool = False) -> dict[str, torch.Tensor]:

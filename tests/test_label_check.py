@@ -9,7 +9,7 @@ from conftest import finish, flags, one_line_each, start_group
 from faulty_data import Drawn, label, picture
 from PIL import Image
 
-from data.label_check import SAMPLE, check_sample, is_smoothed
+from data.label_check import MAX_LABELS_READ, check_sample, is_smoothed
 from support.errors import UserError
 from tools.check.__main__ import main as data_check
 
@@ -68,8 +68,8 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
 
 
 def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
-    # Of 3 * SAMPLE masks the sample has numbers 0, 3, 6 ...; class 1 is in number 4 alone.
-    masks = [stripes(0, 255)] * (3 * SAMPLE)
+    # Of 3 * MAX_LABELS_READ masks the sample has numbers 0, 3, 6 ...; class 1 is in number 4 alone.
+    masks = [stripes(0, 255)] * (3 * MAX_LABELS_READ)
     with pytest.raises(UserError, match="hold only 0 and 255"):
         warnings(draw(tmp_path, masks), [], 2)
     assert warnings(draw(tmp_path, masks), [], 21)[0].endswith("check the labels: the command")
@@ -82,7 +82,7 @@ def test_a_number_of_classes_that_labels_do_not_need_is_told(tmp_path, warnings)
     assert warnings(files, [], 6) == []
     (problem,) = warnings(files, [], 7)
     assert problem.startswith("the training labels have no class above 2, but --numclasses is 7: to count the classes")
-    masks = [stripes(0, 255)] * (2 * SAMPLE)
+    masks = [stripes(0, 255)] * (2 * MAX_LABELS_READ)
     masks[1] = stripes(0, 1, 255)  # the sample has numbers 0, 2, 4 ...
     assert warnings(draw(tmp_path, masks), [], 4) == []
 
@@ -104,7 +104,7 @@ def test_d12_training_labels_of_one_class_are_named(tmp_path, warnings, values):
 
 def test_validation_masks_without_a_labelled_pixel_are_refused(tmp_path, warnings):
     (tmp_path / "val").mkdir()
-    train, val = draw(tmp_path, [stripes(0, 1)]), draw(tmp_path / "val", [stripes(255)] * (2 * SAMPLE))
+    train, val = draw(tmp_path, [stripes(0, 1)]), draw(tmp_path / "val", [stripes(255)] * (2 * MAX_LABELS_READ))
     with pytest.raises(UserError, match="all validation masks are 255"):
         warnings(train, val, 2)
     with pytest.raises(UserError, match="all training labels are 255"):

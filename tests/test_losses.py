@@ -30,7 +30,7 @@ def losses(criterion: Criterion, logits: torch.Tensor, batch, lorm_sum=0.0) -> d
     outputs = {"logits": logits, "lorm": torch.as_tensor(lorm_sum)}
     total, parts = criterion(outputs, batch, criterion.counts(batch).tolist())
     assert criterion.total(parts) == total
-    return {name: float(value) for name, value in criterion.by_name(parts).items()}
+    return {name: float(value) for name, value in criterion.as_dict(parts).items()}
 
 
 def two_pixels() -> torch.Tensor:

@@ -176,7 +176,7 @@ def train_set(demo_root):
     names = read_list(demo_root / "ImageSets/SegmentationAug/train.txt")
     split = Split({name: demo_root / folder for name, folder in folders.items()}, names)
     compute = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
-    return TrainSet(split, 5, transform=TrainTransform(65), compute=compute, seed=3)
+    return TrainSet(split, 5, transform=TrainTransform(65), computed_maps=compute, seed=3)
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_only(train_set):
@@ -189,7 +189,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_only(train_set):
 
 
 def test_batch_is_its_samples_and_what_is_derived_from_them(train_set):
-    train_set.derive = {"points": ("image", lambda image: image.amax((1, 2, 3)))}
+    train_set.derived_fields = {"points": ("image", lambda image: image.amax((1, 2, 3)))}
     keys = [(2, 1), (0, 3), (2, 0)]
     batch = train_set.__getitems__(keys)
     samples = [train_set[key] for key in keys]

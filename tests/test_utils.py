@@ -109,7 +109,7 @@ def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
     assert (loader.batch_size, loader.sampler.global_batch, loader.sampler.seed, loader.dataset.seed) == (4, 8, 9, 9)
     assert (loader.dataset.transform.crop_size, loader.num_workers) == (47, 2)
     for chosen, background in (("0", 0), ("none", None)):
-        computed = utils.get_loader(cfg(demo_root, background=chosen), "train", ALONE).dataset.compute
+        computed = utils.get_loader(cfg(demo_root, background=chosen), "train", ALONE).dataset.computed_maps
         used = {name: (source, distance.func, distance.keywords) for name, (source, distance) in computed.items()}
         assert used == {
             "distance_s": ("label", scribble_distance, {"background": background}),

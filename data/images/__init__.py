@@ -59,9 +59,10 @@ def read_image(path: Path, long_side: int = 0) -> np.ndarray:
 
 
 def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
-    """Return the pixels of an ordinary, whole JPEG file, decoded by OpenCV: the same as PIL's in less time; else None.
+    """Return the pixels of an ordinary, whole JPEG file, by OpenCV, which takes less time than PIL; else None.
 
-    OpenCV fills what is missing in a truncated file with grey, and treats EXIF and Adobe's colours in its own way.
+    The pixels are the same as PIL's. Other JPEG files are left to PIL: OpenCV fills truncated files with grey, and
+    treats EXIF and Adobe's colours in its own way.
     """
     if image.format != "JPEG" or image.mode != "RGB" or not image.info.keys().isdisjoint(("exif", "xmp", "adobe")):
         return None
@@ -73,8 +74,8 @@ def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
 def _reduced(image: Image.Image, long_side: int) -> np.ndarray | None:
     """Return a JPEG photo that PIL has opened, resized to the longer side `long_side` in pixels.
 
-    The photo is decoded at a half, a quarter or an eighth of its size, which takes half of the time, and then averaged
-    as in data.images.resize. Returns None for other files, and for photos that are not so large.
+    The photo is decoded at a half, a quarter or an eighth of its size, which halves the time. It is then averaged as in
+    data.images.resize. Returns None for other files, and for photos that are not so large.
     """
     width, height = image.size
     down, across = scaled_size((height, width), long_side)
@@ -87,10 +88,7 @@ def _reduced(image: Image.Image, long_side: int) -> np.ndarray | None:
 
 
 def to_rgb(path: Path, image: Image.Image) -> Image.Image:
-    """Return an image that PIL has opened from the file `path` as RGB, turned as its EXIF orientation says.
-
-    Raises UserError as read_image() does.
-    """
+    """Return an image, opened by PIL from `path`, as RGB and upright by EXIF. Raises UserError as read_image() does."""
     _check_8_bits(path, image)
     if files.orientation(image) != 1:
         ImageOps.exif_transpose(image, in_place=True)
@@ -98,10 +96,7 @@ def to_rgb(path: Path, image: Image.Image) -> Image.Image:
 
 
 def read_header(path: Path) -> Header:
-    """Return the Header of an image file. Raises UserError as read_image() does.
-
-    Reads no pixels, except of a TIFF file that EXIF turns.
-    """
+    """Return a file's Header. Reads no pixels unless EXIF turns a TIFF file. Raises UserError as read_image() does."""
     with files.opened(path) as image:
         _check_8_bits(path, image)
         turn, frames, size = files.orientation(image), files.num_frames(path, image), (image.height, image.width)
@@ -116,21 +111,17 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def several_frames(frames: dict[Path, int]) -> str:
-    """Return a line that names the images with several frames, "" without any. frames: of each image."""
+    """Return a line that names the images with several frames, "" if there are none. frames: {image: its number}."""
     paths = [path for path, number in frames.items() if number > 1]
     return f"{len(paths)} image(s) have several frames, and only the first is read: {paths[0]} ..." if paths else ""
 
 
 def _check_8_bits(path: Path, image: Image.Image) -> None:
-    """Raise UserError if an opened image has more than 8 bits a channel, signed values, or more than four channels.
-
-    Of more than four channels PIL leaves out the rest.
-    """
+    """Raise UserError on more than 8 bits per channel, signed values, or more channels than four, which PIL drops."""
     channels, is_signed = files.num_channels(image), files.is_signed_8_bit(image)
     if image.mode.startswith(("I", "F")) or channels > 4 or is_signed:
-        found = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
-        found = f"{channels} channels" if channels > 4 else found
-        raise UserError(f"{path}: {found}: {files.IMAGE}")
+        kind = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
+        raise UserError(f"{path}: {f'{channels} channels' if channels > 4 else kind}: {files.IMAGE}")
 
 
 def label_values(image: Image.Image) -> tuple[np.ndarray, str]:
@@ -177,10 +168,7 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
 
 
 def read_distance(path: Path) -> np.ndarray:
-    """Read a distance map, shape (H, W), uint8; of a file with several channels, the first one.
-
-    Raises UserError if the file cannot be decoded or does not have 8 bits a channel.
-    """
+    """Read a distance map, (H, W) uint8, from the first channel. Raises UserError if it is damaged or not 8-bit."""
     values = decode(path, lambda image: image.getchannel(0) if len(image.getbands()) > 1 else image)
     if values.dtype != np.uint8:
         raise UserError(f"{path}: a distance map must be an 8-bit image, but this one is {values.dtype}")
@@ -188,10 +176,7 @@ def read_distance(path: Path) -> np.ndarray:
 
 
 def label_png(label: np.ndarray, colours: np.ndarray | None = None) -> bytes:
-    """Return a label map (H, W) uint8 as the bytes of a PNG whose pixel values are class numbers.
-
-    colours: palette (256, 3) uint8; None writes a grey PNG.
-    """
+    """Return a label map (H, W) uint8 as a PNG of class numbers. colours: palette (256, 3) uint8; None: a grey PNG."""
     picture = Image.fromarray(label)
     if colours is not None:
         picture.putpalette(colours.tobytes())

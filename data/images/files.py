@@ -23,7 +23,7 @@ IMAGE, MASK = "images must be 8-bit RGB: convert it", "save class numbers as one
 LOSSY = "{} compression changes label values: save the mask as PNG"
 LOSSLESS = ("PNG", "BMP", "TIFF", "GIF")
 LOSSLESS_TIFF = (1, 2, 3, 4, 5, 8, 32771, 32773, 32946, 34925, 50000)  # none, CCITT, LZW, Deflate, PackBits, LZMA, Zstd
-# What PIL and zlib raise on damaged files.
+# Exceptions that PIL and zlib raise on damaged files.
 DAMAGED = (
     *(ArithmeticError, OSError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError),
     *(struct.error, zlib.error),
@@ -41,8 +41,8 @@ _DAMAGE = re.compile("Corrupt JPEG data.*|Premature end.*")
 def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     """Yield an image file, opened by PIL. Turn exceptions of PIL, here and in the `with` block, into a UserError.
 
-    needed: IMAGE or MASK, for messages. Raises UserError if the file is missing, not a regular file, in none of
-    FORMATS, or has channels that PIL leaves out or cuts to 8 bits.
+    needed: IMAGE or MASK, for messages. Raises UserError if the file is missing, not a regular file, or in none of
+    FORMATS, or if PIL leaves out channels or cuts them to 8 bits.
     """
     TiffImagePlugin.logger.disabled = True  # it would print a line of its own for a file that is refused
     try:
@@ -59,14 +59,14 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     except Image.DecompressionBombError as error:
         raise UserError(f"{path}: too large ({error}): cut it into smaller images") from None
     except DAMAGED as error:
-        if isinstance(error, UnidentifiedImageError) and (found := _tiff_channels(path)):
-            raise UserError(f"{path}: {found}, of a kind that cannot be read: {needed}") from None
+        if isinstance(error, UnidentifiedImageError) and (channels := _tiff_channels(path)):
+            raise UserError(f"{path}: {channels}, of a kind that cannot be read: {needed}") from None
         problem = f"not a whole, readable image ({' '.join(str(error).split())})"
         raise UserError(f"{path}: {problem}: replace it") from None
 
 
 def num_channels(image: Any) -> int:
-    """Return the number of channels in an opened file. Those in TIFF may be more than PIL reads."""
+    """Return the number of channels in an opened file. A TIFF file may have more channels than PIL reads."""
     bands = len(image.getbands())
     return image.tag_v2.get(CHANNELS, bands) if image.format == "TIFF" else bands
 
@@ -74,8 +74,8 @@ def num_channels(image: Any) -> int:
 def _unread_channels(image: Any) -> str:
     """Return the channels of an opened file if PIL reads only a part of them, "" if it reads all.
 
-    PIL takes the first of several channels for grey if they are stored one after the other, and has no mode for
-    colours of 16 bits. What follows a palette's indices, or red, green and blue, is no part of the picture.
+    If channels are stored one after the other, PIL reads the first one as grey. It has no mode for 16-bit colours.
+    Channels behind a palette's indices, or behind red, green and blue, do not belong to the picture.
     """
     channels, bits = num_channels(image), 16 if ";16" in str(image.tile[:1]) else 8
     bits = max(image.tag_v2.get(BITS, (1,))) if image.format == "TIFF" else bits
@@ -141,10 +141,7 @@ def is_signed_8_bit(image: Any) -> bool:
 
 
 def check_mask(path: Path, image: Any, *, lossless: bool = True) -> None:
-    """Raise UserError if an opened mask or distance map has several frames or a codec for photos.
-
-    lossless: refuse codecs for photos.
-    """
+    """Raise UserError if an opened mask has several frames or, if `lossless`, a codec for photos."""
     if lossless and (codec := lossy_codec(path, image)):
         raise UserError(f"{path}: {LOSSY.format(codec)}")
     if (count := num_frames(path, image)) > 1:
@@ -205,10 +202,10 @@ def decode_bytes(data: bytes, flags: int) -> np.ndarray | None:
 
 
 def jpeg_damage(path: Path) -> str:
-    """Return what libjpeg says about damaged data in a JPEG file; "" if nothing, or for a file of another format.
+    """Return libjpeg's message about damaged data in a JPEG file; "" without one, or for a file of another format.
 
-    A decoder goes on after such data, and the colours behind it are wrong. PIL drops libjpeg's messages; OpenCV lets
-    it write them to the standard error, which is a file meanwhile.
+    A decoder continues after such data, with wrong colours. PIL drops libjpeg's messages. OpenCV lets libjpeg write
+    them to the standard error, so this function redirects that to a file.
     """
     with opened(path) as image:
         if image.format not in ("JPEG", "MPO"):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from support.errors import UserError
 
-CROPS_AN_IMAGE = 25  # an image with more pixels than this many crops is large: a crop shows less than 4 % of it
-MOST_PIXELS, MOST_TIMES = 2**26, 64  # a resized image may have so many pixels, or so many times its own
-CROPS_A_SIDE = 3  # of the longer side that is suggested: a crop then shows about a seventh of a photo
+LARGE_IMAGE_CROPS = 25  # an image with more pixels than this many crops is large: a crop shows less than 4 % of it
+MAX_PIXELS, MAX_GROWTH = 2**26, 64  # a resized image may have so many pixels, or so many times its own
+CROPS_PER_SIDE = 3  # for the longer side that is suggested: a crop then shows about a seventh of a photo
 
 
 def scaled_size(size: tuple[int, int], long_side: float) -> tuple[int, int]:
@@ -22,11 +22,11 @@ def scaled_size(size: tuple[int, int], long_side: float) -> tuple[int, int]:
 
 
 def check_pixels(pixels: int, size: tuple[int, int], flags: str) -> None:
-    """Raise UserError if an image of (height, width) `size` would become so many pixels that memory may run out.
+    """Raise UserError if an image of (height, width) `size` would get so many pixels that memory may run out.
 
-    flags: what asks for them, for the message.
+    flags: the flags that ask for them, for the message.
     """
-    if pixels > (most := max(MOST_PIXELS, MOST_TIMES * size[0] * size[1])):
+    if pixels > (most := max(MAX_PIXELS, MAX_GROWTH * size[0] * size[1])):
         raise UserError(
             f"{flags}: {size[1]}x{size[0]} pixels of an image would become {pixels / 1e6:.0f} million, more than "
             f"{most / 1e6:.0f}: choose a smaller size"
@@ -34,7 +34,7 @@ def check_pixels(pixels: int, size: tuple[int, int], flags: str) -> None:
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize images (B, H, W, C) to `size`, bilinearly; a side that shrinks is averaged, so that nothing aliases.
+    """Resize images (B, H, W, C) to `size`, bilinearly. Shrinking averages pixels, which avoids aliasing.
 
     Returns (B, *size, C): uint8 for uint8 images on a CPU, which takes a tenth of the time, else float32.
     """
@@ -48,11 +48,11 @@ def shrink(maps: Mapping[str, np.ndarray], long_side: int) -> dict[str, np.ndarr
     """Shrink the maps of a sample to a longer side of at most `long_side` pixels; 0: return them unchanged.
 
     maps: {"image": (H, W, 3), label maps: (H, W), which may be larger than the image}, uint8. The image is averaged, as
-    in resize(); a label map keeps the value at the centre of each pixel. Smaller images stay as they are: the warp of
-    the augmentation enlarges them.
+    in resize(); a label map keeps the value at each pixel's centre. The augmentation's warp enlarges smaller images.
     """
-    own = maps["image"].shape[0], maps["image"].shape[1]
-    size = scaled_size(own, min(long_side or max(own), max(own)))
+    height, width = maps["image"].shape[:2]
+    longer = max(height, width)
+    size = scaled_size((height, width), min(long_side or longer, longer))
     return {name: values if values.shape[:2] == size else _shrunk(values, size) for name, values in maps.items()}
 
 
@@ -67,15 +67,15 @@ def large_images(sizes: Sequence[tuple[int, int]], crop_size: int) -> tuple[int,
     """Return (the --long_side to suggest, a line that says why) if images are much larger than a crop, else (0, "").
 
     sizes: (height, width) of each image. Images are large if more than half of them have more pixels than
-    CROPS_AN_IMAGE crops: Cityscapes' 2048x1024 for crops below 290 pixels, and 12 megapixels for crops below 690.
+    LARGE_IMAGE_CROPS crops: Cityscapes' 2048x1024 for crops below 290 pixels, and 12 megapixels for crops below 690.
     """
     by_area = sorted(sizes, key=lambda size: size[0] * size[1])
     if not by_area:
         return 0, ""
     height, width = by_area[(len(by_area) - 1) // 2]
-    if height * width <= CROPS_AN_IMAGE * crop_size**2:
+    if height * width <= LARGE_IMAGE_CROPS * crop_size**2:
         return 0, ""
-    long_side = max(100, round(CROPS_A_SIDE * crop_size, -2))
+    long_side = max(100, round(CROPS_PER_SIDE * crop_size, -2))
     share = 100 * crop_size**2 / (height * width)
     return long_side, (
         f"images are large: a crop of --crop_size {crop_size} shows {share:.2g} % of {width}x{height} pixels. "

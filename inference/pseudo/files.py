@@ -35,7 +35,7 @@ def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
     result, own = {"images": checks.digest(dataset.listing)}, math.ceil(len(dataset) / group.world_size)
     for name, kind in {"pixels": "image", "scribbles": "label"}.items():
         bar = partial(progress_bar, total=own, title=f"reading {name}", unit="file", enabled=group.is_main)
-        contents = group.map(sha256, [files[kind] for files in dataset.files], bar)
+        contents = group.share_work(sha256, [files[kind] for files in dataset.files], bar)
         result[name] = checks.digest(list(map(str, contents)))
     return result
 

@@ -56,7 +56,7 @@ class Work:
         """Write the labels that are missing."""
         group, folder, names = self.group, self.folder, self.dataset.names
         # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
-        sizes = [size or (0, 0) for size in group.map(self.dataset.image_size, range(len(self.dataset)))]
+        sizes = [size or (0, 0) for size in group.share_work(self.dataset.image_size, range(len(self.dataset)))]
         options = {"rank": group.rank, "world_size": group.world_size}
         batches = EvalBatches(sizes, batch_size=self.predictor.images_at_once, **options)
         pending = [batch for batch in batches if not all(folder.label_path(names[index]).is_file() for index in batch)]
@@ -94,7 +94,9 @@ class Work:
     def _map(self, work: Callable[[int], Any], title: str) -> np.ndarray:
         """Return work(index) of each image, as rows, on every rank, with a progress bar. May raise Stopped."""
         bar = partial(self._bar, title, math.ceil(len(self.dataset) / self.group.world_size))
-        results = self.group.map(lambda index: None if self.group.stop else work(index), range(len(self.dataset)), bar)
+        results = self.group.share_work(
+            lambda index: None if self.group.stop else work(index), range(len(self.dataset)), bar
+        )
         self.group.raise_if_stopped()
         return np.array(results)
 

@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 
 from models.layers.conv_norm import conv_norm, norm_relu_conv_norm_add_relu, saves_time
-from models.layers.convolution import Conv2d
+from models.layers.convolution import Conv2d, Conv2dSame
 from models.layers.fused import is_fusable, norm_relu, norm_relu_conv
-from models.layers.norm import BatchNorm2d
+from models.layers.norm import BatchNorm2d, BatchNormAct2d
 
 
 class ConvNormReLU(nn.Sequential):
@@ -21,7 +21,7 @@ class ConvNormReLU(nn.Sequential):
 
 
 class BasicBlock(nn.Module):
-    """torchvision's BasicBlock; use_fused_forward() turns one into this."""
+    """torchvision's BasicBlock. Instances come from use_our_layers()."""
 
     conv1: nn.Conv2d
     conv2: nn.Conv2d
@@ -67,14 +67,23 @@ class Bottleneck(BasicBlock):
         return self.relu(self.bn3(x).add_(shortcut))
 
 
-def use_fused_forward(block: nn.Module) -> nn.Module:
-    """Turn torchvision's block, in place, into ours, and return it."""
-    block.__class__ = Bottleneck if hasattr(block, "conv3") else BasicBlock
-    return block
+# {(package, class): ours}. By name, because importing torchvision or timm takes more than a second.
+OURS: dict[tuple[str, str], type[nn.Module]] = {
+    ("torch", "Conv2d"): Conv2d,
+    ("torch", "BatchNorm2d"): BatchNorm2d,
+    ("torchvision", "BasicBlock"): BasicBlock,
+    ("torchvision", "Bottleneck"): Bottleneck,
+    ("timm", "Conv2dSame"): Conv2dSame,
+    ("timm", "BatchNormAct2d"): BatchNormAct2d,
+}
 
 
-def use_our_layers(model: nn.Module) -> None:
-    """Turn torch's convolutions and batch norms in the model, in place, into ours, with the same parameters."""
-    ours: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: Conv2d, nn.BatchNorm2d: BatchNorm2d}
+def use_our_layers(model: nn.Module) -> nn.Module:
+    """Turn the modules that OURS lists, in place, into our classes, which have the same parameters. Return the model.
+
+    The other libraries construct their networks themselves, so their modules change class only afterwards.
+    """
     for module in model.modules():
-        module.__class__ = ours.get(type(module), type(module))
+        kind = type(module)
+        module.__class__ = OURS.get((kind.__module__.partition(".")[0], kind.__name__), kind)
+    return model

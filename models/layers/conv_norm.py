@@ -4,9 +4,9 @@ Let z be the input minus c, its mean over this process's N pixels, (N, C); W the
 the mean of the statistics, so that the output minus m is z W^T + d; g the gradient at the norm's result, (N, C_out);
 s = 1 / deviation; a = s gamma. Then gamma's gradient is s (sum(g^T z * W) over C + d sum(g)), and the output's gradient
 is a (g - g') - e (z W^T + d), with e = a s h'. Here g' and h' are the averages of g and of g times the normalised
-output, whose sums are the gradients of beta and gamma, over all values that the statistics come from: with synchronised
-batch norm, those of all processes. The products of the output's gradient with z and W need only g^T z, z^T z and
-W^T e W, and nothing of C_out channels is computed for each pixel.
+output; their sums are the gradients of beta and gamma. They average all values that the statistics come from, which
+are all processes' values if batch norm is synchronised. The products of the output's gradient with z and W need only
+g^T z, z^T z and W^T e W. So no tensor of C_out channels per pixel is computed.
 """
 
 import torch
@@ -20,8 +20,7 @@ from models.layers.norm import BatchNorm2d, Statistics, apply_statistics, as_cha
 def saves_time(x: Tensor, conv: nn.Conv2d) -> bool:
     """Return whether to use these functions for this input x (B, C, H, W) of the convolution.
 
-    With few pixels, products such as W^T e W take longer than they save. In fp16, z^T z overflows, whatever the loss
-    scale.
+    With few pixels, products such as W^T e W cost more than they save. In fp16, z^T z overflows at any loss scale.
     """
     num_pixels = x.numel() // x.shape[1] // (conv.stride[0] * conv.stride[1])
     return num_pixels > 2 * conv.out_channels and x.dtype != torch.float16
@@ -140,9 +139,7 @@ def _gradients(
 def _products(g: Tensor, x: Tensor, w: Tensor, for_x: bool) -> tuple[Tensor | None, Tensor]:
     """Return (g w, g^T x) over pixels: (B, C, H, W), or None without for_x, and (C_out, C).
 
-    g: (B, C_out, H, W). x: (B, C, H, W).
-
-    These are a convolution's gradients, so that they have its precision: on CUDA, TF32 as for other convolutions.
+    g: (B, C_out, H, W). x: (B, C, H, W). As gradients of a convolution, they have its precision: TF32 on CUDA.
     """
     geometry = (1, 1), (0, 0), (1, 1)
     grad_x, grad_w = convolution_gradients(g, x, w.to(x.dtype)[:, :, None, None], *geometry, wanted=[for_x, True])

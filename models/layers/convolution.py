@@ -1,19 +1,19 @@
-"""A convolution whose weight gradient is faster on the CPU: one matrix product for each tap, without the padding."""
+"""Convolutions whose backward pass is faster on the CPU, and timm's padding "same"."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.layers.depthwise import depthwise_convolution
+from models.layers.depthwise import Pair, depthwise_gradients
 
 
 class Conv2d(nn.Conv2d):
     """nn.Conv2d with a faster backward pass on the CPU, for 1x1, dilated and depthwise kernels without bias.
 
     oneDNN's weight gradient of a dilated convolution also multiplies the padding: with a dilation of 24 on 25x25
-    features, seven eighths of its products. Depthwise kernels: depthwise.py. On the CPU there is no double backward
-    for these.
+    features, seven eighths of its products. weight_gradient() needs one matrix product per tap, without the padding.
+    depthwise.py handles depthwise kernels. On the CPU there is no double backward for these kernels.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,10 +30,21 @@ class Conv2d(nn.Conv2d):
         if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:  # as autocast does
             dtype = torch.get_autocast_dtype("cpu")
             x, weight = x.to(dtype), weight.to(dtype)
-        assert not isinstance(self.padding, str)
-        if depthwise:
-            return depthwise_convolution(x, weight, self.stride, self.padding, self.dilation)
         return _Convolution.apply(x, weight, self.stride, self.padding, self.dilation)
+
+
+class Conv2dSame(Conv2d):
+    """timm's Conv2dSame: padded as in TensorFlow, with more at the end, so that ceil(size / stride) places remain."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pads: list[int] = []
+        for axis in (1, 0):  # F.pad begins with the last dimension
+            size, stride = x.shape[2 + axis], self.stride[axis]
+            reach = self.dilation[axis] * (self.kernel_size[axis] - 1)
+            total = reach + 1 - stride + -size % stride
+            total = total if reach + 1 >= stride else max(0, total)  # torch.export is slow with max()
+            pads += [total // 2, total - total // 2]
+        return super().forward(F.pad(x, pads))
 
 
 class _Convolution(torch.autograd.Function):
@@ -47,19 +58,17 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        wanted = list(ctx.needs_input_grad[:2])
-        grads = convolution_gradients(grad, x, weight, *ctx.geometry, wanted=wanted)
-        return *grads, None, None, None
-
-
-Pair = tuple[int, ...]  # of heights and widths
+        gradients = depthwise_gradients if weight.shape[1] < x.shape[1] else convolution_gradients
+        return *gradients(grad, x, weight, *ctx.geometry, wanted=list(ctx.needs_input_grad[:2])), None, None, None
 
 
 def convolve(
     x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
 ) -> Tensor:
-    """Return the convolution of x (B, C, H, W) by weight (C_out, C, kh, kw)."""
-    return F.conv2d(x, weight, None, stride, padding, for_onednn(x, weight, dilation))
+    """Return the convolution of x (B, C, H, W) by weight (C_out, C, kh, kw), or (C, 1, kh, kw) if depthwise."""
+    groups = x.shape[1] // weight.shape[1]
+    dilation = dilation if groups > 1 else for_onednn(x, weight, dilation)
+    return F.conv2d(x, weight, None, stride, padding, dilation, groups)
 
 
 def convolution_gradients(
@@ -81,20 +90,21 @@ def convolution_gradients(
 def taps_are_faster(weight: Tensor, dilation: int, x: Tensor) -> bool:
     """Return whether weight_gradient() takes less time than oneDNN, from measurements (benchmarks/RESULTS.md).
 
-    oneDNN leaves padding out in the other passes, but not in this one. For few output channels, copies of the input
-    cost more than the products.
+    oneDNN skips padding in the other passes only. With few outputs, copies of the input cost more than the products.
     """
     size, num_outputs, (height, width) = weight.shape[2], weight.shape[0], x.shape[2:]
     if size == 1:
         return True
-    return _inside_share(size, dilation, height, width) < 0.4 or (dilation >= 4 and num_outputs >= 64)
+    # The share of the products that do not multiply padding.
+    shifts = [abs(place - size // 2) * dilation for place in range(size)]
+    rows, columns = (sum(max(0, length - shift) for shift in shifts) for length in (height, width))
+    return rows * columns / (size**2 * height * width) < 0.4 or (dilation >= 4 and num_outputs >= 64)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     """Return the weight gradient (C_out, C, k, k) of a convolution with stride 1 that keeps height and width.
 
-    grad: (B, C_out, H, W), of the output. x: (B, C, H, W), the input. Each tap sums grad^T x over the pixels whose
-    tap is inside the map.
+    grad: (B, C_out, H, W), the output's. x: (B, C, H, W). Each tap sums grad^T x where the tap is inside the map.
     """
     size, height, width = weight.shape[2], *x.shape[2:]
     grad, x = grad.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1)  # (B, C, H, W) -> (B, H, W, C)
@@ -114,16 +124,9 @@ def _overlap(size: int, shift: int) -> slice:
     return slice(max(0, shift), size + min(0, shift))
 
 
-def _inside_share(size: int, dilation: int, height: int, width: int) -> float:
-    """Return the share of the products that do not multiply padding."""
-    shifts = [abs(place - size // 2) * dilation for place in range(size)]
-    rows, columns = (sum(max(0, length - shift) for shift in shifts) for length in (height, width))
-    return rows * columns / (size**2 * height * width)
-
-
 def for_onednn(x: Tensor, weight: Tensor, dilation: Pair) -> Pair:
-    """Return the dilation, or 2 for a 1x1 kernel on the CPU, which has the same result and makes torch choose oneDNN.
+    """Return the dilation, or 2 for a 1x1 kernel on the CPU: the same result, but torch then chooses oneDNN.
 
-    On one thread torch chooses a slower kernel for float32 1x1 convolutions that are not dilated.
+    torch's choice on one thread is slower for float32 1x1 convolutions that are not dilated.
     """
     return (2, 2) if weight.shape[2:] == (1, 1) and x.device.type == "cpu" else dilation

@@ -1,47 +1,33 @@
-"""A depthwise convolution whose backward pass is faster on the CPU.
+"""The gradients of depthwise convolutions, faster on the CPU.
 
 oneDNN has fast code for every forward pass, but not for the backward pass of a kernel that is dilated, strided or
-larger than 3x3. Here both gradients are computed as forward convolutions where that is faster: up to 15 times for a
-layer (benchmarks/RESULTS.md).
+larger than 3x3. Forward convolutions compute both gradients up to 15 times as fast (benchmarks/RESULTS.md).
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 Pair = tuple[int, ...]  # of heights and widths
 
 
-def depthwise_convolution(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """Return F.conv2d(x, weight, groups=C). x: (B, C, H, W). weight: (C, 1, k, k). There is no double backward."""
-    return _Depthwise.apply(x, weight, stride, padding, dilation)
+def depthwise_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, *geometry: Pair, wanted: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x (B, C, H, W) and weight (C, 1, k, k), each None if not `wanted`.
 
-
-class _Depthwise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, *geometry: Pair) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.geometry = geometry
-        stride, padding, dilation = geometry
-        return F.conv2d(x, weight, None, stride, padding, dilation, x.shape[1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        grad_x = _input_gradient(grad, x, weight, *ctx.geometry) if wanted[0] else None
-        grad_weight = _weight_gradient(grad, x, weight, *ctx.geometry) if wanted[1] else None
-        return grad_x, grad_weight, None, None, None
+    grad: the gradient of F.conv2d(x, weight, None, *geometry, groups=C). geometry: stride, padding, dilation.
+    """
+    grad_x = _input_gradient(grad, x, weight, *geometry) if wanted[0] else None
+    return grad_x, _weight_gradient(grad, x, weight, *geometry) if wanted[1] else None
 
 
 def _input_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """Return x's gradient: `grad`, with zeros between its values for a stride, convolved by the mirrored kernel."""
+    """Return x's gradient: `grad`, spread with zeros in between for a stride, convolved by the mirrored kernel."""
     num_channels, size = x.shape[1], weight.shape[2:]
     reach = [step * (length - 1) for step, length in zip(dilation, size, strict=True)]
-    around = [far - pad for far, pad in zip(reach, padding, strict=True)]
-    if min(around) < 0 or (max(stride) > 1 and x.dtype != torch.bfloat16):  # a stride is fast in these types
+    outer = [far - pad for far, pad in zip(reach, padding, strict=True)]
+    if min(outer) < 0 or (max(stride) > 1 and x.dtype != torch.bfloat16):  # a stride is fast in these types
         geometry = stride, padding, dilation, False, [0, 0], num_channels
         return torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, [True, False, False])[0]
     if tuple(stride) != (1, 1):
@@ -50,11 +36,11 @@ def _input_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, paddi
         spread = grad.new_zeros((grad.shape[0], *lengths, num_channels)).permute(0, 3, 1, 2)  # channels last
         spread[:, :, :: stride[0], :: stride[1]] = grad
         grad = spread
-    return F.conv2d(grad, weight.flip(2, 3), None, 1, around, dilation, num_channels)
+    return F.conv2d(grad, weight.flip(2, 3), None, 1, outer, dilation, num_channels)
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """Return the weight's gradient: for each image, x convolved by the gradient, with stride and dilation exchanged."""
+    """Return the weight's gradient. It sums, over images, x convolved by `grad` with stride and dilation exchanged."""
     num_channels, _, *size = weight.shape
     if max(size) <= 3 and max(dilation) == 1:
         geometry = stride, padding, dilation, False, [0, 0], num_channels

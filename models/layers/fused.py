@@ -5,8 +5,8 @@ only the input, which is the previous convolution's output. The backward pass re
 element by element (the idea of arXiv:1712.02616). A bottleneck of width C keeps 6 C channels instead of 12 C, because
 models.layers.conv_norm does not keep the output of its last convolution either.
 
-Each function computes what its modules compute, with statistics in float32 if the input is bf16 or fp16, and updates
-the running statistics as nn.BatchNorm2d does. There is no double backward. is_fusable() says when they may be used.
+Each function computes what its modules compute, with float32 statistics if the input is bf16 or fp16. It updates the
+running statistics as nn.BatchNorm2d does. There is no double backward. is_fusable() says when they may be used.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,7 @@ from models.layers.norm import BatchNorm2d, apply_statistics, aten
 
 
 def is_fusable(*norms: nn.Module) -> bool:
-    """Return whether the functions of this file may replace these modules: in a forward pass that records gradients.
-
-    A compiler recomputes by itself.
-    """
+    """Return whether this file's functions may replace the modules. (A compiler recomputes by itself.)"""
     ours = all(
         isinstance(norm, BatchNorm2d) and norm.affine and norm.track_running_stats and norm.momentum is not None
         for norm in norms

@@ -1,7 +1,6 @@
 """Batch norm, plain or over all processes, in parts that an autograd function can call.
 
-torch's SyncBatchNorm drops processes without images by a mask, whose size the CPU must wait for: three times a layer.
-Here every process has images.
+torch's SyncBatchNorm masks processes without images, so the CPU waits three times per layer. Ours all have some.
 """
 
 import torch
@@ -19,11 +18,10 @@ Statistics = tuple[Tensor, ...]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d: same result, parameters and names, and the methods that models.layers.fused calls.
+    """nn.BatchNorm2d with the same result, parameters and names, and the methods that models.layers.fused calls.
 
-    synchronized: the training statistics are those of all processes of the group; normalise(), gradients() and
-    average() are then collective. In evaluation, and while frozen, it makes no difference. The methods do not record
-    gradients; they need running statistics, weights and a momentum.
+    synchronized: training uses all processes' statistics, and normalise(), gradients() and average() are collective,
+    except while frozen. The methods do not record gradients; they need running statistics, weights and a momentum.
     """
 
     synchronized = False
@@ -63,7 +61,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of x, weight and bias.
 
-        grad: the gradient of the result. statistics: normalise()'s. of_batch: what `training` was then.
+        grad: the gradient of the result. statistics: normalise()'s. of_batch: whether they are the batch's.
         """
         if len(statistics) == 3:
             return (_gradients_on_cuda if _has_kernels(x) else _gradients)(grad, x, weight, statistics, self)
@@ -73,9 +71,9 @@ class BatchNorm2d(nn.BatchNorm2d):
         return aten.native_batch_norm_backward(grad, x, weight, *running, mean, invstd, of_batch, 0.0, mask)
 
     def average(self, sums: Tensor, num_values: int, statistics: Statistics) -> Tensor:
-        """Return means over all values that the statistics come from. Synchronised, these are of all processes.
+        """Return means over all values that the statistics come from; these are all processes' values if synchronised.
 
-        sums: 1-D, over this process's `num_values` values of a channel; may be overwritten. statistics: of a batch.
+        sums: 1-D, over this process's `num_values` values per channel; may be overwritten. statistics: a batch's.
         """
         if len(statistics) == 2:
             return sums / num_values

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 from data.classes import read_classes
 from data.images import read_label
-from data.label_check import SAMPLE
+from data.label_check import MAX_LABELS_READ
 from data.layout import MASKS, SCRIBBLES, find_split, first_folder, pair_files
 from flags import FLAGS, Config, as_dict, parse_flags
 from flags.programs import PSEUDO
@@ -136,7 +136,7 @@ def check_strokes(folder: Path, labels: list[Path]) -> None:
     def labelled_share(path: Path) -> float:
         return float((read_label(path, IGNORE) != IGNORE).mean())
 
-    shares = [labelled_share(path) for path in labels[:SAMPLE]]
+    shares = [labelled_share(path) for path in labels[:MAX_LABELS_READ]]
     if not any(shares) and not any(map(labelled_share, labels)):
         raise UserError(f"{folder}: no image has a stroke: draw some")
     if sum(shares) > DENSE * len(shares):
