@@ -20,7 +20,7 @@ class ListError(UserError):
     """A list contradicts the layout, which is not a missing split."""
 
 
-class Place(NamedTuple):
+class Folders(NamedTuple):
     """Where the images and the masks of a split are, and the list of its images if it has one."""
 
     images: Path
@@ -28,8 +28,8 @@ class Place(NamedTuple):
     list_file: Path | None = None
 
 
-def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", list_path: str = "") -> Place:
-    """Return the Place of a split. images, masks: folders below root, "" for the default. list_path: folder of lists.
+def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", list_path: str = "") -> Folders:
+    """Return the Folders of a split. images, masks: folders below root, "" for the default. list_path: folder of lists.
 
     If list_path is not "", the split is a list. The folder of masks need not exist. Raises UserError if
     the split is missing, or if it could be in two places.
@@ -56,26 +56,26 @@ def find_flags(root: Path) -> str:
     return f"; to find the flags: {shell.python_command('-m', 'tools.check', root)}"
 
 
-def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Place]:
-    """Return every Place where a split could be. The arguments are those of find_plain()."""
+def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Folders]:
+    """Return every Folders where a split could be. The arguments are those of find_plain()."""
     images, names = images or IMAGES, _names(masks)
     folders: dict[Path, list[Path]] = {}
     if not list_path:
         folders[root / split / images] = [root / split / name for name in names]
         folders.setdefault(root / images / split, []).extend(root / name / split for name in names)
-    places = [Place(folder, _mask_folder(found)) for folder, found in folders.items() if folder.is_dir()]
+    places = [Folders(folder, _mask_folder(found)) for folder, found in folders.items() if folder.is_dir()]
     list_file = root / list_path / f"{split}.txt"
     if list_file.is_file():
-        places.append(Place(root / images, _mask_folder([root / name for name in names]), list_file))
+        places.append(Folders(root / images, _mask_folder([root / name for name in names]), list_file))
     return places
 
 
-def find_whole(root: Path, *, images: str = "", masks: str = "") -> Place:
+def find_whole(root: Path, *, images: str = "", masks: str = "") -> Folders:
     """Return the folders of all images and of all masks, whatever their splits. They need not exist.
 
     Raises UserError if two folders could hold the masks.
     """
-    return Place(root / (images or IMAGES), _mask_folder([root / name for name in _names(masks)]))
+    return Folders(root / (images or IMAGES), _mask_folder([root / name for name in _names(masks)]))
 
 
 def _names(masks: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from support.errors import UserError
 from support.files import check_place, check_writable, remove_scratch, write_atomic
 
 
-def claim(
+def reserve(
     note: Path,
     settings: dict,
     results: Sequence[str],

@@ -7,7 +7,7 @@ import torch
 
 from data.images.resize import large_images
 from data.layout import SCRIBBLES, first_folder
-from data.plain import IMAGES, MASKS, Place, find_places, find_whole
+from data.plain import IMAGES, MASKS, Folders, find_places, find_whole
 from flags import Config, as_dict
 from flags.recipe import CPU, CUDA, Facts, Recipe
 from support import shell
@@ -123,7 +123,7 @@ def _convert_masks(summary: Summary) -> list[list[object]]:
     root, paths = Path(summary.root), Paths(**summary.flags)
     out = new_folder(root)
     ends = [*_endings(summary), *(["--classes", summary.class_file] if summary.class_file else [])]
-    places: dict[str, Place] = {}
+    places: dict[str, Folders] = {}
     for role, split in zip(("train", "val"), paths.splits, strict=True):
         for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):
             places[role] = place

@@ -67,7 +67,7 @@ class LabelFacts:
 
 
 @dataclass
-class Facts:
+class SampleFacts:
     """What was measured of one image and its labels. splits, labels: as in Sample."""
 
     splits: tuple[str, ...]
@@ -75,15 +75,15 @@ class Facts:
     labels: dict[str, LabelFacts]
 
 
-def measure(sample: Sample, label_map: LabelMap | None = None) -> Facts:
-    """Decode the files of a sample and return the Facts. An unreadable file gets a fault; nothing is raised.
+def measure(sample: Sample, label_map: LabelMap | None = None) -> SampleFacts:
+    """Decode the files of a sample and return the SampleFacts. An unreadable file gets a fault; nothing is raised.
 
     label_map: applied to the values of all labels.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
         labels = {kind: _measure_label(path, label_map) for kind, path in sample.labels.items()}
-        return Facts(sample.splits, _measure_image(sample.image), labels)
+        return SampleFacts(sample.splits, _measure_image(sample.image), labels)
 
 
 def _measure_image(path: Path) -> ImageFacts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from support.errors import shortened
 from support.labels import IGNORE
 from tools.check.findings import Findings
-from tools.check.measure import Facts
+from tools.check.measure import SampleFacts
 from tools.check.survey import required_labels
 
 LAYOUTS = {"Folder": "plain folders", "Dense": "PASCAL VOC's layout"}
@@ -66,7 +66,7 @@ class Summary:
         """Whether training reads strokes."""
         return required_labels(self.dataset, is_train=True)[0] == "scribble"
 
-    def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
+    def count(self, facts: list[SampleFacts], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
         labels = [(item.image.turn, label.turn) for item in facts for label in item.labels.values()]
         if turned := sum(image != 1 and label == 1 for image, label in labels):

@@ -25,7 +25,7 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
-from support.results import claim
+from support.results import reserve
 from support.terminal import say, warn
 from tools.arguments import Parser
 from tools.scribbles.regions import import_extra
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     job = {"out": args.out, "style": style, "seed": args.seed, "colours": read_classes(args.classes, None).colours}
     settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
     settings |= {"masks": str(args.masks.resolve())}
-    claim(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", inputs=[args.masks])
+    reserve(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", inputs=[args.masks])
     results = work_on(functools.partial(_simulate, **job), masks, args.workers, "mask", "drawing")
     how = Counter(results)
     drawn, kept = how.pop("drawn", 0), how.pop("kept", 0)

@@ -32,7 +32,7 @@ from support import program, shell, signals
 from support.errors import STOPPED, UserError
 from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
-from support.results import claim
+from support.results import reserve
 from support.terminal import say, warn
 from tools.arguments import Parser
 from tools.check.rules import DENSE
@@ -109,7 +109,7 @@ def run_steps(args, flags: list[str]) -> None:
     settings |= {"given flags": sorted(given & RECIPE_FLAGS)}
     settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
     # train.py would keep models of other labels or flags, and their scores.
-    claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh")
+    reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh")
     launch = [word for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default
               for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
 
