@@ -1,8 +1,8 @@
-"""The build backend in pyproject.toml: `pip install .` installs the modules at the root as one package, `segtrain`.
+"""Build the package: pyproject.toml names this backend, and `pip install .` installs the root's modules as `segtrain`.
 
-The modules stay at the root and import each other by names such as `config` and `utils`, so that a clone runs without
+The modules stay at the root and import each other by names such as `flags` and `utils`, so that a clone runs without
 being installed. Installed under these names, they would hide other projects' modules. The wheel therefore gets copies
-with rewritten imports: `from segtrain.config import Config`. Import hooks or changes of sys.path would need no copies,
+with rewritten imports: `from segtrain.flags import Config`. Import hooks or changes of sys.path would need no copies,
 but pickle, spawned processes, debuggers and type checkers need plain modules.
 """
 
@@ -66,24 +66,16 @@ def rewrite(source: bytes, own: set[str]) -> bytes:
         if not getattr(node, "level", 0) and any(name.split(".")[0] in own for name in names):
             span = slice(node.lineno - 1, node.end_lineno)
             before, after = lines[span][0][: node.col_offset], lines[span][-1][node.end_col_offset :]
-            lines[span] = [before + _statement(node, own).encode() + after]
+            lines[span] = [before + _statement(node).encode() + after]
     programs = "|".join(sorted(own))
     text = re.sub(rf"\bpython -m (?=({programs})\b)".encode(), f"python -m {PACKAGE}.".encode(), b"".join(lines))
     return re.sub(rf"\bpython ({programs})\.py\b".encode(), rf"python -m {PACKAGE}.\1".encode(), text)
 
 
-def _statement(node: ast.Import | ast.ImportFrom, own: set[str]) -> str:
-    """Return an import statement of `own` modules as one of the package's. It binds the same names."""
+def _statement(node: ast.Import | ast.ImportFrom) -> str:
+    """Return an import statement of our modules as one of the package's. It binds the same names."""
     if isinstance(node, ast.ImportFrom):
         return ast.unparse(ast.ImportFrom(f"{PACKAGE}.{node.module}", node.names, 0))
-    parts: list[ast.stmt] = []
-    for alias in node.names:
-        top, dot, _ = alias.name.partition(".")
-        parent, _, name = f"{PACKAGE}.{alias.name}".rpartition(".")
-        if top not in own:
-            parts.append(ast.Import([alias]))
-        elif alias.asname or not dot:
-            parts.append(ast.ImportFrom(parent, [ast.alias(name, alias.asname)], 0))
-        else:  # `import a.b` loads a.b and binds a
-            parts += [ast.Import([ast.alias(f"{PACKAGE}.{alias.name}")]), ast.ImportFrom(PACKAGE, [ast.alias(top)], 0)]
-    return "; ".join(map(ast.unparse, parts))
+    # `import a.b` loads a.b and binds a: no product module has it, nor two modules in one statement (ruff: E401).
+    assert [alias.name.count(".") for alias in node.names] == [0], ast.unparse(node)
+    return ast.unparse(ast.ImportFrom(PACKAGE, node.names, 0))

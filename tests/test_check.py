@@ -12,7 +12,7 @@ from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, dr
 from PIL import Image
 from test_layout import put
 
-from data.layout import find_split, pair_files
+from data.layout import find_split
 from support.errors import UserError
 from tools.check.__main__ import check, main
 from tools.check.commands import _recipe
@@ -83,7 +83,7 @@ def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, ca
     assert "  4 more line(s) for train repeat images: training reads all lines\n" in out  # a, a.png, a, a.png
     assert max(map(len, out.splitlines())) < 520
     (tmp_path / "train.txt").write_text("a\nb\na\n")
-    names, _ = pair_files(find_split(tmp_path, "Folder", "train", {"label": ""}))
+    names, _ = find_split(tmp_path, "Folder", "train", {"label": ""}).pairs
     assert _recipe(check(tmp_path)[0]).facts.num_images == len(names) == 3
 
 

@@ -19,7 +19,7 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
-from data.layout import MAX_LIST, Split, pair_files
+from data.layout import MAX_LIST, Split
 from support import program, shell
 from support.errors import UserError
 from support.files import read_bytes, write_atomic
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
         one = f"--image_path {args.image_path}/{present[0]} --label_path {args.label_path}/{present[0]}"
         raise UserError(f"{folders['image'] / present[0]}: there are splits already; to divide this one: add {one}")
     endings = {"image": args.image_suffix, "label": args.label_suffix}
-    names, files = pair_files(Split(folders, endings=endings))
+    names, files = Split(folders, endings=endings).pairs
     if unlisted := [name for name in names if name != name.strip() or not {*name}.isdisjoint("\n\\")]:
         raise UserError(f"{folders['image'] / unlisted[0]}: a list cannot hold this name: rename the file")
     groups = group_names(names, args.group)

@@ -35,7 +35,7 @@ class FileFacts:
 
 @dataclass
 class ImageFacts(FileFacts):
-    """What was measured of one image. sha: SHA-256 of shape and pixels in hex. damage: the decoder's complaint, or ""."""
+    """What was measured of one image. sha: SHA-256 of shape and pixels in hex. damage: what the decoder says, or ""."""
 
     sha: str = ""
     damage: str = ""

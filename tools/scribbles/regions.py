@@ -1,4 +1,4 @@
-"""The connected regions of each class in a dense mask: their depth, their skeleton, and the longest path in it.
+"""Find the connected regions of each class in a dense mask, their depth, their skeleton and the longest path in it.
 
 Skeletons need scikit-image and SciPy (the extra `scribbles`).
 """
