@@ -1,4 +1,4 @@
-"""List the files in a folder and below it: the one walk through folders of users."""
+"""List the files in a folder and below it: all programs walk through a user's folders in this module."""
 
 import os
 import unicodedata
@@ -31,11 +31,11 @@ def walk(folder: Path, links: dict[str, str]) -> Iterator[tuple[str, list[str]]]
     def fail(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be listed ({error.strerror})")
 
-    # Of each folder: the real folders of the links on the way to it, and the first one of these links, "" for none.
-    ways: dict[str, tuple[tuple[str, ...], str]] = {os.fspath(folder): ((), "")}
-    empty: dict[str, int] = {}  # of each first link: folders without an image, less ten for each with one
+    # {folder: (the real folders of the links on the way to it, the first one of these links or "")}
+    routes: dict[str, tuple[tuple[str, ...], str]] = {os.fspath(folder): ((), "")}
+    empty: dict[str, int] = {}  # {first link: folders without an image, less ten for each with one}
     for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        above, first = ways.pop(place)
+        above, first = routes.pop(place)
         if first:
             has_image = any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)
             empty[first] = empty.get(first, 0) + (-10 if has_image else 1)
@@ -43,15 +43,15 @@ def walk(folder: Path, links: dict[str, str]) -> Iterator[tuple[str, list[str]]]
                 raise UserError(f"{first}: a link to a tree with {MAX_FOLDERS} folders without an image: remove it")
         kept = []
         for name in (name for name in folders if not name.startswith((".", "__MACOSX", "@eaDir"))):
-            path, way = os.path.join(place, name), (above, first)
+            path, route = os.path.join(place, name), (above, first)
             if os.path.islink(path):
                 target, around = os.path.realpath(path), (*above, os.path.join(os.path.realpath(place), ""))
                 if any(other.startswith(os.path.join(target, "")) for other in around):
                     links[path] = target
                     continue
-                way = (around, first or path)
+                route = (around, first or path)
             kept.append(name)
-            ways[path] = way
+            routes[path] = route
         folders[:] = kept
         yield place, [name for name in names if not name.startswith(".")]
 
@@ -63,7 +63,7 @@ def list_folder(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] |
     suffixes: lower-case suffixes of the files to list; files of one name are in the order of `suffixes`. links and what
     is skipped: as in walk(). Returns {} for a missing folder. Raises UserError as walk() does.
     """
-    found: dict[str, list[tuple[bool, int, str]]] = {}
+    files: dict[str, list[tuple[bool, int, str]]] = {}
     for place, names in walk(folder, {} if links is None else links) if folder.is_dir() else ():
         subfolder = Path(place).relative_to(folder).as_posix()
         for file in names:
@@ -71,17 +71,22 @@ def list_folder(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] |
             if suffix.lower() in suffixes:
                 name = unicodedata.normalize("NFC", f"{subfolder}/{stem}".removeprefix("./"))
                 rank = suffix != suffix.lower(), suffixes.index(suffix.lower())
-                found.setdefault(name, []).append((*rank, os.path.join(place, file)))
-    return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(found.items())}
+                files.setdefault(name, []).append((*rank, os.path.join(place, file)))
+    return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(files.items())}
+
+
+def list_files(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] | None = None) -> list[Path]:
+    """Return all files below a folder as list_folder() finds them, in the order of their names."""
+    return [path for paths in list_folder(folder, suffixes, links).values() for path in paths]
 
 
 def left_out(folder: Path, suffix: str = ".jpg") -> dict[str, str]:
     """Return {path: what is left out of a folder}: files of formats that are not read, and links as in walk().
 
-    suffix: of the format to convert them to.
+    suffix: names the format to convert them to.
     """
     links: dict[str, str] = {}
-    paths = [path for found in list_folder(folder, UNREAD, links).values() for path in found]
-    kinds = [f"{number} {kind}" for kind, number in sorted(Counter(path.suffix.lower() for path in paths).items())]
+    suffixes = Counter(path.suffix.lower() for path in list_files(folder, UNREAD, links))
+    kinds = [f"{number} {suffix}" for suffix, number in sorted(suffixes.items())]
     lines = {link: f"not followed: it links to its parent folder {target}" for link, target in links.items()}
     return lines | ({str(folder): f"left out, convert them to {suffix}: {', '.join(kinds)}"} if kinds else {})

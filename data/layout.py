@@ -57,18 +57,18 @@ class Split:
                 remedy = "create it, or set its flag, as --val_path"
                 raise UserError(f"{folder}: no such folder (for the {kind} files): {remedy}")
         names, paired, shared = [], [], in_images(self)
-        for name, found in match_files(self):
-            for kind, files in found.items():
-                if kind in shared and files and files[0].name == found["image"][0].name:
+        for name, candidates in match_files(self):
+            for kind, files in candidates.items():
+                if kind in shared and files and files[0].name == candidates["image"][0].name:
                     raise UserError(f"{files[0]}: {ITSELF}: choose their folder with --train_path or --val_path")
                 if not files:
-                    raise UserError(_describe_missing(self, name, kind, found["image"]))
+                    raise UserError(_describe_missing(self, name, kind, candidates["image"]))
                 if len(files) > 1:
                     raise UserError(f"{files[0]} and {files[1].name}: two files of one name: remove or rename one")
                 if kind != "image" and not files[0].name.lower().endswith(LABEL_SUFFIXES):
                     raise UserError(f"{files[0]}: {NO_JPEG}")
             names.append(name)
-            paired.append({kind: files[0] for kind, files in found.items()})
+            paired.append({kind: files[0] for kind, files in candidates.items()})
         if not names:
             raise UserError(f"{self.folders['image']}: no images in it ({', '.join(IMAGE_SUFFIXES)})")
         return names, paired

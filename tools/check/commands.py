@@ -30,12 +30,12 @@ def training_lines(summary: Summary) -> list[str]:
     program = ["train.py", "--dataset", summary.dataset, "--dataset_path", summary.root]
     if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
         program = ["-m", "tools.scribbles.pipeline", summary.root, "log/scribbles"]
-        # It trains from pseudo-labels, too, for which the recipe may choose another --lr.
+        # The pipeline also trains from pseudo-labels, for which the recipe may choose another --lr.
         choices = {name: choice for name, choice in choices.items() if name != "lr"}
     words = ["--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += _words(summary.flags)
-    # With --total_batchsize, the command trains the same model on any number of GPUs.
+    # --total_batchsize makes the command train the same model on any number of GPUs.
     words += _words({name.replace("batchsize", "total_batchsize"): choice.value for name, choice in choices.items()})
     width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
     lines = ["settings for these images and this machine (train.py chooses the same):"]

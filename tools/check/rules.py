@@ -1,4 +1,4 @@
-"""The rules of the data check: from the facts about each sample to findings."""
+"""Apply the rules of the data check: turn the facts about each sample into findings."""
 
 from collections import defaultdict
 
@@ -40,7 +40,7 @@ def find_faults(facts: list[SampleFacts], classes: Classes, findings: Findings) 
 
 
 def _check_label(label: LabelFacts, num_classes: int, colours: dict[str, int], findings: Findings) -> None:
-    """Add a finding about a label file by itself: unreadable, lossy, in colours, with wrong values, or empty.
+    """Add a finding about a label file by itself, if it is unreadable, lossy, in colours, empty, or has wrong values.
 
     colours: {"#rrggbb": class number}, to name the classes of a label in colours.
     """

@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from data.folders import list_files
 from data.images import IMAGE_SUFFIXES
-from data.layout import list_folder, read_list, without_suffix
+from data.layout import read_list, without_suffix
 from support.errors import InputError, UserError
 from support.files import read_bytes
 from tools.convert.polygons import LIMIT, number
@@ -61,8 +62,8 @@ def split_in(name: str) -> str:
 def read_splits(folder: Path | None, images: Collection[str], faults: list[str]) -> dict[str, str]:
     """Return {image name: split} of the lists in a folder, which are named after their splits; {} without a folder.
 
-    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
-    train, val and test take precedence over others, such as VOC's trainval. Adds a fault on names that are not in
+    CVAT lists images without a subset in default.txt: their split is "". If an image is in several lists, train, val
+    and test take precedence over others, such as VOC's trainval. Adds a fault on names that are not in
     `images`, and on those in two of train, val and test.
     """
     splits, missing, twice = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -132,7 +133,7 @@ class ImageFinder:
         """Return {file name, with and without suffix: files}."""
         files: dict[str, set[Path]] = {}
         for root in self.roots:
-            for path in (path for paths in list_folder(root, IMAGE_SUFFIXES).values() for path in paths):
+            for path in list_files(root, IMAGE_SUFFIXES):
                 name = unicodedata.normalize("NFC", path.name)
                 for key in (name, posixpath.splitext(name)[0]):
                     files.setdefault(key, set()).add(Path(os.path.abspath(path)))
@@ -141,10 +142,9 @@ class ImageFinder:
     def find(self, reference: str, where: str, subset: str = "") -> Path:
         """Return the file for a path in an annotation: at this path in a root or its `images`, or the one of its name.
 
-        subset: a folder that is looked in first, such as "Train". Of several files with the name, the one in a folder
-        named after it or its split is taken; a file in the folder of another split is not. Without any file of the
-        name, one with another suffix is taken: images are often saved again as JPEG. Raises InputError if there is no
-        file, or if several have the name.
+        subset: a folder to look in first, such as "Train". A file counts if its folder is named after the subset or its
+        split, and does not if its folder is another split's. If no file has the name, one with another suffix counts,
+        because images are often saved again as JPEG. Raises InputError if no file counts, or several do.
         """
         path = PurePosixPath(reference.replace("\\", "/"))
         whole = subset / path
@@ -178,7 +178,7 @@ def annotation_files(source: Path, suffix: str) -> list[Path]:
         if source.suffix.lower() != suffix:
             raise UserError(f"{source}: expected a {suffix} file; unpack a .zip file and name the folder")
         return [source]
-    files = sorted(path for paths in list_folder(source, (suffix,)).values() for path in paths)
+    files = sorted(list_files(source, (suffix,)))
     if not files:
         raise UserError(f"{source}: no {suffix} file in it")
     return files

@@ -148,13 +148,13 @@ def _stale(masks: Path, args: argparse.Namespace, entries: list[Entry]) -> list[
     """Return a line on masks that an earlier start wrote, and that belong to no label any more."""
     names = {entry.name.casefold() for entry in entries}
     names |= {path.stem.removeprefix(".made_from_") for path in args.out.glob(".made_from_*.json")}  # of --split
-    found = [
+    stale = [
         paths[0]
         for name, paths in list_folder(masks, (".png",)).items()
         if names.isdisjoint((name.casefold(), name.split("/")[0]))
     ]
     remedy = f"{args.source} has no usable label for them now: remove them and their images, unless you want them"
-    return [f"{len(found)} mask(s) of an earlier start, such as {found[0]}: {remedy}"] if found else []
+    return [f"{len(stale)} mask(s) of an earlier start, such as {stale[0]}: {remedy}"] if stale else []
 
 
 def _report(args: argparse.Namespace, source: Source, results: list[Converted], numbering: Numbering) -> int:

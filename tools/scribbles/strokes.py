@@ -39,7 +39,7 @@ class Style:
 def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.ndarray:
     """Return a scribble, (H, W) uint8: the class on each stroke, 255 elsewhere.
 
-    label: dense mask, (H, W) uint8, 255 = ignore. name: of the image; seed and name give the random numbers, so that
+    label: dense mask, (H, W) uint8, 255 = ignore. name: the image's; seed and name give the random numbers, so that
     the result depends on neither the order of images nor the number of processes.
     """
     scribble = np.full(label.shape, IGNORE, np.uint8)
@@ -72,7 +72,7 @@ def _chosen(regions: Regions, depth: np.ndarray, draws: list[float], style: Styl
     """Return which regions get a stroke.
 
     A region is skipped with probability skip ** (d / (THIN * shorter side)), where d is 1 more than its largest depth:
-    people skip thin things first. Of a class's other regions, the largest ones are drawn, at most `per_class`.
+    people skip thin things first. The largest others of each class are drawn, at most `per_class`.
     """
     count = len(regions.classes)
     deepest, areas = np.zeros(count + 1), np.bincount(regions.number.ravel(), minlength=count + 1)

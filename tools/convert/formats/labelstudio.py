@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from data.folders import list_files
 from data.images import IMAGE_SUFFIXES, decode
-from data.layout import list_folder
 from support.errors import InputError, UserError
 from tools.convert import polygons
 from tools.convert.polygons import Patch, read_points
@@ -55,7 +55,7 @@ def read(source: Source) -> None:
             raise InputError(f"{path}: not a list of tasks: export the project as JSON")
         return read_tasks(tasks, path)
 
-    if not brushes or list_folder(source.path, (".json",)):
+    if not brushes or list_files(source.path, (".json",)):
         source.read_files(".json", read_file)
     others = [{"id": number, "image": f"task-{number}"} for number in sorted(brushes.keys() - done)]
     named = read_tasks(others, source.path)
@@ -75,7 +75,7 @@ def find_brushes(source: Path, several: list[str]) -> dict[int, list[Shape]]:
     Adds each task that has more than one annotation to `several`.
     """
     tasks: dict[int, dict[int, list[Shape]]] = {}
-    for path in (path for paths in list_folder(source, (".png",)).values() for path in paths):
+    for path in list_files(source, (".png",)):
         if match := BRUSH.fullmatch(path.stem):
             tasks.setdefault(int(match[1]), {}).setdefault(int(match[2]), []).append(Shape(match[3], str(path), path))
     several += [f"{source}: task {task}" for task, annotations in tasks.items() if len(annotations) > 1]
@@ -197,10 +197,10 @@ def _decode_rle(rle: list, num_values: int, where: str) -> np.ndarray:
             raise InputError(f"{where}: the brush RLE is cut off")
         return np.packbits(part) if width else int("".join(map(str, part)) or "0", 2)
 
-    found, word = read(32), read(5) + 1
+    count, word = read(32), read(5) + 1
     sizes = [read(4) + 1 for _ in range(4)]
-    if found != num_values or word != 8:
-        raise InputError(f"{where}: a brush RLE of {found} values of {word} bits, but the image has {num_values} of 8")
+    if count != num_values or word != 8:
+        raise InputError(f"{where}: a brush RLE of {count} values of {word} bits, but the image has {num_values} of 8")
     values, start = np.zeros(num_values, np.uint8), 0
     while start < num_values:
         repeated = read(1)

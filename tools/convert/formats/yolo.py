@@ -9,6 +9,7 @@ Studio images, labels and classes.txt. Class 0 is the first object, not a backgr
 import re
 from pathlib import Path
 
+from data.folders import list_files
 from data.images import IMAGE_SUFFIXES
 from data.layout import list_folder, read_list
 from support.errors import InputError, UserError
@@ -54,8 +55,7 @@ def read(source: Source) -> None:
 
 def _read_names(source: Source) -> list[str]:
     """Return the class names by number, of a YAML file or of a file of NAMES; [] without both. Note another `nc`."""
-    paths = [path for files in list_folder(source.path, (".yaml", ".yml")).values() for path in files]
-    for path in sorted(paths, key=lambda path: len(path.parts)):
+    for path in sorted(list_files(source.path, (".yaml", ".yml")), key=lambda path: len(path.parts)):
         content = read_yaml(path)
         if not isinstance(content, dict) or "names" not in content:
             continue
@@ -73,8 +73,7 @@ def _read_names(source: Source) -> list[str]:
         if whole_number(content.get("nc", len(names))) != len(names):
             source.notes.append(f"{path}: nc is {content['nc']}, but there are {len(names)} names")
         return names
-    texts = [path for files in list_folder(source.path, (".txt", ".names")).values() for path in files]
-    named = [path for path in texts if path.name in NAMES]
+    named = [path for path in list_files(source.path, (".txt", ".names")) if path.name in NAMES]
     return read_list(min(named, key=lambda path: len(path.parts))) if named else []
 
 
@@ -89,7 +88,7 @@ def _by_key(folder: Path, suffixes: tuple[str, ...]) -> dict[Key, list[Path]]:
 
 
 def _label_files(source: Path, images: dict[Key, list[Path]]) -> list[tuple[Key, Path]]:
-    """Return the text files that are labels: those in a folder of FOLDERS, and those named as an image."""
+    """Return the text files that are labels: they are in a folder of FOLDERS, or have the name of an image."""
     return [
         (key, path)
         for key, paths in _by_key(source, (".txt",)).items()
