@@ -28,7 +28,7 @@ from inference.trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
 from support import shell
 from support.errors import UserError
 from support.files import check_file, sha256, write_atomic
-from support.results import claim
+from support.results import reserve
 from training.data import prepare_demo_data
 
 log = logging.getLogger("segtrain")
@@ -79,7 +79,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     if group.is_main:
         options: dict = {"flag": "--output", "inputs": dataset.folders.values(), "overwrite": flags.overwrite}
         options |= {"files": dict.fromkeys(dataset.names), "paths": lambda name: [folder.label_path(name)]}
-        claim(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", **options)
+        reserve(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", **options)
     group.barrier()
 
     if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):

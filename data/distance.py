@@ -22,7 +22,7 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE, is_foreground
 from support.processes import work_on
-from support.results import claim
+from support.results import reserve
 
 LAMBDA_S = math.e
 LAMBDA_C = math.e**6
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"{folder}: no such folder, or no .png in it")
     settings = {"labels": str(folder.resolve()), "kind": distance.__name__, "background": args.background}
     settings["label_map"] = args.label_map
-    claim(args.out / ".made_from.json", settings, ["**/*"], "data.distance", flag="--out", inputs=[folder])
+    reserve(args.out / ".made_from.json", settings, ["**/*"], "data.distance", flag="--out", inputs=[folder])
     distance = functools.partial(distance, background=None if args.background == "none" else 0)
     write = functools.partial(_write_map, out=args.out, distance=distance, label_map=read_label_map(args.label_map))
     work_on(write, paths, args.workers, "map", "writing")

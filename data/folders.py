@@ -1,4 +1,4 @@
-"""List the files in a folder and below it: the only walk through users' folders."""
+"""List the files in a folder and below it: all programs walk through a user's folders in this module."""
 
 import os
 import unicodedata
@@ -21,65 +21,72 @@ MAX_FOLDERS = 2000  # without an image, below a link that leaves the folder: tha
 
 
 def walk(folder: Path, links: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield (folder, names of its files) for a folder and all folders below it, also through links.
+    """Yield (folder, names of its files) of a folder and all below it, also through links to folders.
 
-    Skips hidden and system files (._x, .DS_Store, __MACOSX), and links to a folder that contains them, such as "/":
-    following these would never end, so links gets {link: target}. Raises UserError if a folder cannot be listed, or if
-    a link out of `folder` leads to a large tree with hardly an image.
+    Skips hidden files and folders, what systems leave behind (._x, .DS_Store, __MACOSX), and links to a folder around
+    them, which lead round in circles, such as "/": links gets {link: target} of these. Raises UserError if a folder
+    cannot be listed, or if a link out of `folder` leads to a large tree with hardly an image.
     """
 
     def fail(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be listed ({error.strerror})")
 
-    # Per folder: the real folders that contain the links on the path to it, and the first of these links; "": none.
+    # {folder: (the real folders of the links on the way to it, the first one of these links or "")}
     routes: dict[str, tuple[tuple[str, ...], str]] = {os.fspath(folder): ((), "")}
-    empty: dict[str, int] = {}  # per first link: its folders without an image, less ten for each folder with one
-    for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        parents, first_link = routes.pop(parent)
-        if first_link:
+    empty: dict[str, int] = {}  # {first link: folders without an image, less ten for each with one}
+    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        above, first = routes.pop(place)
+        if first:
             has_image = any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)
-            empty[first_link] = empty.get(first_link, 0) + (-10 if has_image else 1)
-            if empty[first_link] > MAX_FOLDERS:
-                problem = f"a link to a tree with {MAX_FOLDERS} folders without an image"
-                raise UserError(f"{first_link}: {problem}: remove it")
+            empty[first] = empty.get(first, 0) + (-10 if has_image else 1)
+            if empty[first] > MAX_FOLDERS:
+                raise UserError(f"{first}: a link to a tree with {MAX_FOLDERS} folders without an image: remove it")
         kept = []
         for name in (name for name in folders if not name.startswith((".", "__MACOSX", "@eaDir"))):
-            path, route = os.path.join(parent, name), (parents, first_link)
+            path, route = os.path.join(place, name), (above, first)
             if os.path.islink(path):
-                target, parents_here = os.path.realpath(path), (*parents, os.path.join(os.path.realpath(parent), ""))
-                if any(other.startswith(os.path.join(target, "")) for other in parents_here):
+                target, around = os.path.realpath(path), (*above, os.path.join(os.path.realpath(place), ""))
+                if any(other.startswith(os.path.join(target, "")) for other in around):
                     links[path] = target
                     continue
-                route = (parents_here, first_link or path)
+                route = (around, first or path)
             kept.append(name)
             routes[path] = route
-        folders[:] = kept  # os.walk() visits what is left in its list
-        yield parent, [name for name in names if not name.startswith(".")]
+        folders[:] = kept
+        yield place, [name for name in names if not name.startswith(".")]
 
 
 def list_folder(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] | None = None) -> Files:
     """Return all files below a folder by name, sorted: {"sub/x": [folder/sub/x.jpg, folder/sub/x.png], ...}.
 
     A name has no suffix and is in Unicode form NFC, because macOS stores another form than lists and other systems.
-    suffixes: lower-case suffixes of the files to list; files of one name are in the order of `suffixes`. links:
-    as in walk(), which also skips files. Returns {} for a missing folder. Raises UserError as walk() does.
+    suffixes: lower-case suffixes of the files to list; files of one name are in the order of `suffixes`. links and what
+    is skipped: as in walk(). Returns {} for a missing folder. Raises UserError as walk() does.
     """
     files: dict[str, list[tuple[bool, int, str]]] = {}
-    for parent, names in walk(folder, {} if links is None else links) if folder.is_dir() else ():
-        subfolder = Path(parent).relative_to(folder).as_posix()
+    for place, names in walk(folder, {} if links is None else links) if folder.is_dir() else ():
+        subfolder = Path(place).relative_to(folder).as_posix()
         for file in names:
             stem, suffix = os.path.splitext(file)
             if suffix.lower() in suffixes:
                 name = unicodedata.normalize("NFC", f"{subfolder}/{stem}".removeprefix("./"))
                 rank = suffix != suffix.lower(), suffixes.index(suffix.lower())
-                files.setdefault(name, []).append((*rank, os.path.join(parent, file)))
+                files.setdefault(name, []).append((*rank, os.path.join(place, file)))
     return {name: [Path(path) for *_, path in sorted(paths)] for name, paths in sorted(files.items())}
 
 
+def list_files(folder: Path, suffixes: tuple[str, ...], links: dict[str, str] | None = None) -> list[Path]:
+    """Return all files below a folder as list_folder() finds them, in the order of their names."""
+    return [path for paths in list_folder(folder, suffixes, links).values() for path in paths]
+
+
 def left_out(folder: Path, suffix: str = ".jpg") -> dict[str, str]:
-    """Return {path: note} for skipped links and unread formats in a folder. suffix: the format to convert them to."""
+    """Return {path: what is left out of a folder}: files of formats that are not read, and links as in walk().
+
+    suffix: names the format to convert them to.
+    """
     links: dict[str, str] = {}
-    paths = [path for files in list_folder(folder, UNREAD, links).values() for path in files]
-    kinds = [f"{number} {kind}" for kind, number in sorted(Counter(path.suffix.lower() for path in paths).items())]
+    suffixes = Counter(path.suffix.lower() for path in list_files(folder, UNREAD, links))
+    kinds = [f"{number} {suffix}" for suffix, number in sorted(suffixes.items())]
     lines = {link: f"not followed: it links to its parent folder {target}" for link, target in links.items()}
     return lines | ({str(folder): f"left out, convert them to {suffix}: {', '.join(kinds)}"} if kinds else {})

@@ -32,10 +32,10 @@ ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds
 
 @dataclass(frozen=True)
 class Split:
-    """Where the files of one split are.
+    """The folders and the list of one split.
 
     folders: {"image": folder, and one folder per label map, such as "label" or "pseudo"}.
-    listed: image names in list_file; None if every file in the image folder belongs to the split.
+    listed: image names in list_file, or None if every file in the image folder belongs to the split.
     endings: {map: ending of its file names, before the file suffix}, as in --image_suffix and --label_suffix. Files are
     paired by their names without it, and files with another ending are ignored. Maps without an entry use all files.
     """
@@ -52,7 +52,26 @@ class Split:
         Raises UserError if a folder or a file is missing, two files have one name, a label is a JPEG, or there are no
         images.
         """
-        return pair_files(self)
+        for kind, folder in self.folders.items():
+            if not folder.is_dir():
+                remedy = "create it, or set its flag, as --val_path"
+                raise UserError(f"{folder}: no such folder (for the {kind} files): {remedy}")
+        names, paired, shared = [], [], in_images(self)
+        for name, candidates in match_files(self):
+            for kind, files in candidates.items():
+                if kind in shared and files and files[0].name == candidates["image"][0].name:
+                    raise UserError(f"{files[0]}: {ITSELF}: choose their folder with --train_path or --val_path")
+                if not files:
+                    raise UserError(_describe_missing(self, name, kind, candidates["image"]))
+                if len(files) > 1:
+                    raise UserError(f"{files[0]} and {files[1].name}: two files of one name: remove or rename one")
+                if kind != "image" and not files[0].name.lower().endswith(LABEL_SUFFIXES):
+                    raise UserError(f"{files[0]}: {NO_JPEG}")
+            names.append(name)
+            paired.append({kind: files[0] for kind, files in candidates.items()})
+        if not names:
+            raise UserError(f"{self.folders['image']}: no images in it ({', '.join(IMAGE_SUFFIXES)})")
+        return names, paired
 
     @property
     def names(self) -> list[str]:
@@ -110,15 +129,13 @@ def _check_pairs(root: Path, list_file: Path, folders: dict[str, Path], endings:
     """Raise UserError if a list names one mask, and another one has the image's name and would be read."""
     masks = folders["label"]
     for image, mask in (_split_pair(line, folders["image"].name) for line in _lines(list_file)):
-        own = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings["label"]
-        named, differs = root / mask.lstrip("/"), False
-        if mask and (named.stem != own or not named.is_relative_to(masks)):
-            differs = named.is_file() and any((masks / f"{own}{suffix}").is_file() for suffix in LABEL_SUFFIXES)
-        if differs:
-            raise ListError(
-                f"{list_file}: names the mask {mask}, but {masks / own}.png would be read: move the mask there, or "
-                "choose its folder with --val_path and its name with --label_suffix"
-            )
+        stem = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings["label"]
+        named = root / mask.lstrip("/")
+        if not mask or not named.is_file() or (named.stem == stem and named.is_relative_to(masks)):
+            continue
+        if any((masks / f"{stem}{suffix}").is_file() for suffix in LABEL_SUFFIXES):
+            remedy = "move the mask there, or choose its folder with --val_path and its name with --label_suffix"
+            raise ListError(f"{list_file}: names the mask {mask}, but {masks / stem}.png would be read: {remedy}")
 
 
 def first_folder(root: Path, chosen: str, *defaults: str) -> Path:
@@ -143,9 +160,9 @@ def read_list(path: Path, folder: str = "") -> list[str]:
 
 
 def _split_pair(line: str, folder: str) -> tuple[str, str]:
-    """Return the (image, mask) of a line of a list; the mask is "" if the line names the image alone.
+    """Return the (image, mask) of a line in a list; the mask is "" if the line names only the image.
 
-    The mask is first if only the other one is in a folder of the name `folder`, that of the images, or a JPEG.
+    The mask is first if only the other one is a JPEG, or in a folder of the images' name, `folder`.
     """
     match = _PAIR.fullmatch(line)
     if not match or _PAIR.fullmatch(match[2]):
@@ -217,36 +234,6 @@ def without_suffix(listed: str, images: Collection[str], ending: str = "") -> st
     if listed not in images and suffix.lower() in IMAGE_SUFFIXES:
         listed = stem
     return listed if listed in images else listed.removesuffix(ending)
-
-
-def pair_files(split: Split) -> tuple[list[str], list[dict[str, Path]]]:
-    """Return the image names of a split and, in the same order, the files of each image, {map: file}.
-
-    Raises UserError if a folder or a file is missing, two files have one name, a label is a JPEG, or there are no
-    images.
-    """
-    for kind, folder in split.folders.items():
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder}: no such folder (for the {kind} files): create it, or set its flag, as --val_path"
-            )
-    names, paired = [], []
-    shared = in_images(split)
-    for name, found in match_files(split):
-        for kind, files in found.items():
-            if kind in shared and files and files[0].name == found["image"][0].name:
-                raise UserError(f"{files[0]}: {ITSELF}: choose their folder with --train_path or --val_path")
-            if not files:
-                raise UserError(_describe_missing(split, name, kind, found["image"]))
-            if len(files) > 1:
-                raise UserError(f"{files[0]} and {files[1].name}: two files of one name: remove or rename one")
-            if kind != "image" and not files[0].name.lower().endswith(LABEL_SUFFIXES):
-                raise UserError(f"{files[0]}: {NO_JPEG}")
-        names.append(name)
-        paired.append({kind: files[0] for kind, files in found.items()})
-    if not names:
-        raise UserError(f"{split.folders['image']}: no images in it ({', '.join(IMAGE_SUFFIXES)})")
-    return names, paired
 
 
 def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) -> str:

@@ -20,32 +20,32 @@ class ListError(UserError):
     """A list contradicts the layout, which is not a missing split."""
 
 
-class Place(NamedTuple):
-    """Where the images and the masks of a split are, and the list of its images if it has one."""
+class Folders(NamedTuple):
+    """The folders of a split's images and masks, and the list of its images if it has one."""
 
     images: Path
     masks: Path
     list_file: Path | None = None
 
 
-def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", list_path: str = "") -> Place:
-    """Return the Place of a split. images, masks: folders below root, "" for the default. list_path: folder of lists.
+def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", list_path: str = "") -> Folders:
+    """Return the Folders of a split. images, masks: folders below root, "" for the default. list_path: folder of lists.
 
     If list_path is not "", the split is a list. The folder of masks need not exist. Raises UserError if
     the split is missing, or if it could be in two places.
     """
-    found = find_places(root, split, images, masks, list_path)
-    if len(found) > 1:
-        first, second = (place.list_file or place.images for place in found[:2])
-        list_hint = ", or choose the list with --list_path ." if found[-1].list_file else ""
+    places = find_places(root, split, images, masks, list_path)
+    if len(places) > 1:
+        first, second = (place.list_file or place.images for place in places[:2])
+        list_hint = ", or choose the list with --list_path ." if places[-1].list_file else ""
         raise ListError(f"{first} and {second}: both would be the split {split!r}: remove or rename one{list_hint}")
-    if found:
-        return found[0]
+    if places:
+        return places[0]
     images = images or IMAGES
     folders = dict.fromkeys((root / images / split, root / split / images))
-    places = [*map("folder {}".format, () if list_path else folders), f"list {root / list_path / split}.txt"]
+    wanted = [*map("folder {}".format, () if list_path else folders), f"list {root / list_path / split}.txt"]
     raise UserError(
-        f"{root}: no split {split!r}: looked for the {' and the '.join(places)}; make a folder of that name in "
+        f"{root}: no split {split!r}: looked for the {' and the '.join(wanted)}; make a folder of that name in "
         f"{images} and another for the masks, or lists with python -m tools.split, or name the split with "
         f"--train_split or --val_split{find_flags(root)}"
     )
@@ -56,26 +56,26 @@ def find_flags(root: Path) -> str:
     return f"; to find the flags: {shell.python_command('-m', 'tools.check', root)}"
 
 
-def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Place]:
-    """Return every Place where a split could be. The arguments are those of find_plain()."""
+def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Folders]:
+    """Return all Folders where a split could be. The arguments are those of find_plain()."""
     images, names = images or IMAGES, _names(masks)
     folders: dict[Path, list[Path]] = {}
     if not list_path:
         folders[root / split / images] = [root / split / name for name in names]
         folders.setdefault(root / images / split, []).extend(root / name / split for name in names)
-    places = [Place(folder, _mask_folder(found)) for folder, found in folders.items() if folder.is_dir()]
+    places = [Folders(folder, _mask_folder(choices)) for folder, choices in folders.items() if folder.is_dir()]
     list_file = root / list_path / f"{split}.txt"
     if list_file.is_file():
-        places.append(Place(root / images, _mask_folder([root / name for name in names]), list_file))
+        places.append(Folders(root / images, _mask_folder([root / name for name in names]), list_file))
     return places
 
 
-def find_whole(root: Path, *, images: str = "", masks: str = "") -> Place:
+def find_whole(root: Path, *, images: str = "", masks: str = "") -> Folders:
     """Return the folders of all images and of all masks, whatever their splits. They need not exist.
 
     Raises UserError if two folders could hold the masks.
     """
-    return Place(root / (images or IMAGES), _mask_folder([root / name for name in _names(masks)]))
+    return Folders(root / (images or IMAGES), _mask_folder([root / name for name in _names(masks)]))
 
 
 def _names(masks: str) -> tuple[str, ...]:
@@ -84,11 +84,11 @@ def _names(masks: str) -> tuple[str, ...]:
 
 def _mask_folder(folders: list[Path]) -> Path:
     """Return the folder that holds the masks, or the first if none exists; raise UserError if two have label files."""
-    found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()] or folders[:1]
-    if len(found) > 1:
-        found = [folder for folder in found if list_folder(folder, LABEL_SUFFIXES)] or found[:1]
-    if len(found) > 1:
+    existing = [folder for folder in dict.fromkeys(folders) if folder.is_dir()] or folders[:1]
+    if len(existing) > 1:
+        existing = [folder for folder in existing if list_folder(folder, LABEL_SUFFIXES)] or existing[:1]
+    if len(existing) > 1:
         raise UserError(
-            f"{found[0]} and {found[1]}: both could hold the masks: choose one with --train_path and --val_path"
+            f"{existing[0]} and {existing[1]}: both could hold the masks: choose one with --train_path and --val_path"
         )
-    return found[0]
+    return existing[0]

@@ -84,7 +84,7 @@ def process_group(
 
 
 def _join(
-    place: launchers.Place, store: dist.Store, line: Lifeline, device_name: str, backend: str, timeout: float
+    place: launchers.Launch, store: dist.Store, line: Lifeline, device_name: str, backend: str, timeout: float
 ) -> Group:
     """Choose this process's device and backend, initialize torch's process group, and return the Group."""
     rank, world_size = place.rank, place.world_size

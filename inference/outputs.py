@@ -16,7 +16,7 @@ from inference.inputs import OUTPUT_NOTE
 from support.errors import InputError
 from support.files import write_atomic
 from support.processes import ThreadPool
-from support.results import claim
+from support.results import reserve
 
 SUFFIXES = {"masks": "png", "overlays": "jpg", "probs": "npy"}
 RESULTS = [f"{kind}/**/*.{suffix}" for kind, suffix in SUFFIXES.items()]
@@ -47,7 +47,7 @@ class Outputs:
         self._pool.shutdown(cancel_futures=error[0] is not None)
 
     def claim(self, settings: dict, images: dict[str, Path], *, overwrite: bool) -> None:
-        """Write predictions.json, or check that its settings are these, as support.results.claim(). Only for rank 0.
+        """Write predictions.json, or check that its settings are these, as support.results.reserve(). Only for rank 0.
 
         images: {name: file} of all inputs; the predictions of a file that has changed are removed.
         """
@@ -56,7 +56,7 @@ class Outputs:
         states = {name: [os.stat(file).st_size, os.stat(file).st_mtime_ns] for name, file in images.items()}
         options: dict = {"flag": "--output", "overwrite": overwrite, "files": states}
         options["paths"] = lambda name: [self.path(kind, name) for kind in SUFFIXES]
-        claim(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", **options)
+        reserve(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", **options)
 
     def path(self, kind: str, name: str) -> Path:
         """Return the path of a file. kind: masks, overlays or probs."""

@@ -3,8 +3,8 @@
 NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. OMP_NUM_THREADS: by default 1.
 MASTER_PORT: the port of rank 0's machine; by default a free one if there is one machine, else 29500.
 CONFIG, TASK: train.py's --config and --task.
-The exit status is that of the process that failed first, and a user's error is the last line. After a signal, the
-processes have 30 s to save, and the status is 75.
+The exit status comes from the process that failed first, and a user's error is the last line. A signal leaves the
+processes 30 s to save, and the status is 75.
 """
 
 import argparse

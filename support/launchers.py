@@ -1,4 +1,4 @@
-"""Who started this process, and its place in the group: torchrun, srun, variables set by hand, or flags."""
+"""Find out who started this process and with which rank: torchrun, srun, variables set by hand, or flags."""
 
 import re
 import sys
@@ -14,10 +14,10 @@ MOST_RANKS = 2**16
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of one process in its group. launcher: what gave the process its rank, for the log.
+class Launch:
+    """How one process was started. launcher: who gave it its rank, as a word for the log.
 
-    local_rank is -1 if the launcher does not set it. local_world_size counts the processes on this machine; 0: not set.
+    local_rank is -1 and local_world_size, the number of processes on this machine, is 0 if the launcher sets none.
     """
 
     launcher: str
@@ -27,13 +27,13 @@ class Place:
     local_world_size: int = 0
 
 
-def find(environment: Mapping[str, str]) -> Place | None:
-    """Return the place that a launcher's environment variables give this process; None without a launcher.
+def find(environment: Mapping[str, str]) -> Launch | None:
+    """Return the Launch that the environment variables of a launcher describe, or None without a launcher.
 
     torchrun comes first, because it may run inside srun. Raises UserError if a variable is missing or not an integer.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:  # of torchrun, or set by hand
-        return Place(
+        return Launch(
             "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE",
             _integer(environment, "RANK"),
             _integer(environment, "WORLD_SIZE"),
@@ -44,49 +44,49 @@ def find(environment: Mapping[str, str]) -> Place | None:
     num_tasks = _integer(environment, "SLURM_STEP_NUM_TASKS", 1)
     if "SLURM_PROCID" in environment and num_tasks > 1:
         rank, local_rank = _integer(environment, "SLURM_PROCID"), _integer(environment, "SLURM_LOCALID", -1)
-        return Place("srun", rank, num_tasks, local_rank)
+        return Launch("srun", rank, num_tasks, local_rank)
     return None
 
 
-def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int = -1, local_rank: int = -1) -> Place:
-    """Return this process's place from a launcher, else from world_size and rank, else as the only process of a group.
+def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int = -1, local_rank: int = -1) -> Launch:
+    """Return the Launch of a launcher, or else of world_size and rank, or else that of a process by itself.
 
-    local_rank is used if the launcher sets none; -1: process_group() counts it later. Raises UserError on impossible
-    values.
+    local_rank counts if the launcher sets none; -1 lets process_group() find it. Raises UserError on impossible values.
     """
-    place = find(environment)
-    if place and world_size not in (0, place.world_size):
-        raise UserError(f"--world_size {world_size}, but {place.launcher} set it to {place.world_size}: drop the flag")
+    launch = find(environment)
+    if launch and world_size not in (0, launch.world_size):
+        number = f"{launch.launcher} set it to {launch.world_size}"
+        raise UserError(f"--world_size {world_size}, but {number}: drop the flag")
     tasks = _integer(environment, "SLURM_NTASKS", 1)
-    if not place and world_size == 0 and tasks > 1:
+    if not launch and world_size == 0 and tasks > 1:
         raise UserError(
             f"SLURM_NTASKS is {tasks}, but srun did not start this process: put srun in front of the command (see "
             f"{document('scripts/slurm.sbatch')}), or add --world_size 1 to train with this process alone"
         )
-    if not place and world_size == 0 and _integer(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
+    if not launch and world_size == 0 and _integer(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
         raise UserError("mpirun started this process, but sets no RANK: use torchrun, or set RANK and WORLD_SIZE")
-    if not place and world_size > 1 and rank < 0:
+    if not launch and world_size > 1 and rank < 0:
         raise UserError(
             f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
         )
-    place = place or Place("flags", max(rank, 0), max(world_size, 1))
-    if not 0 <= place.rank < place.world_size:
+    launch = launch or Launch("flags", max(rank, 0), max(world_size, 1))
+    if not 0 <= launch.rank < launch.world_size:
         raise UserError(
-            f"rank {place.rank} with world size {place.world_size}: ranks are 0 to {place.world_size - 1}; check "
-            f"{place.launcher}"
+            f"rank {launch.rank} with world size {launch.world_size}: ranks are 0 to {launch.world_size - 1}; check "
+            f"{launch.launcher}"
         )
-    if place.world_size > MOST_RANKS:
-        raise UserError(f"world size {place.world_size}: at most {MOST_RANKS} processes; check {place.launcher}")
-    return place if place.local_rank >= 0 else replace(place, local_rank=local_rank)
+    if launch.world_size > MOST_RANKS:
+        raise UserError(f"world size {launch.world_size}: at most {MOST_RANKS} processes; check {launch.launcher}")
+    return launch if launch.local_rank >= 0 else replace(launch, local_rank=local_rank)
 
 
 def rank_of(environment: Mapping[str, str]) -> str:
     """Return the rank that a launcher gave this process, as text for messages; "" without a launcher."""
     try:
-        place = find(environment)
+        launch = find(environment)
     except UserError:
         return environment.get("RANK", "")
-    return str(place.rank) if place else ""
+    return str(launch.rank) if launch else ""
 
 
 def alone(environment: Mapping[str, str]) -> str:
@@ -98,7 +98,7 @@ def alone(environment: Mapping[str, str]) -> str:
     return f"; to train alone: {commands}"
 
 
-def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
+def rendezvous_url(environment: Mapping[str, str], launch: Launch) -> str:
     """Return where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
 
     MASTER_ADDR and MASTER_PORT override what srun implies. Raises UserError if the host or port is missing or
@@ -106,10 +106,10 @@ def rendezvous_url(environment: Mapping[str, str], place: Place) -> str:
     """
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "env://"
-    if place.launcher == "flags" and place.world_size == 1:
+    if launch.launcher == "flags" and launch.world_size == 1:
         return "tcp://127.0.0.1:0"  # a free port
     host, port = environment.get("MASTER_ADDR", "").strip("[]"), None  # IPv6 addresses may be in brackets
-    if place.launcher == "srun":
+    if launch.launcher == "srun":
         host = host or first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")
         # A port below Linux's ephemeral ones, from a hash of the step's name.
         step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"

@@ -49,8 +49,8 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
                 chunks = [items[first : first + size] for first in range(0, len(items), size)]
                 # pool.map() would cancel its futures in this thread after a signal. If the signal has ended a process,
                 # too, the pool's own thread fails on a cancelled future, before Python 3.12, and prints a traceback.
-                found = [pool.submit(_work_on_chunk, function, chunk) for chunk in chunks]
-            for future in found:
+                futures = [pool.submit(_work_on_chunk, function, chunk) for chunk in chunks]
+            for future in futures:
                 for result in future.result():
                     results.append(result)
                     bar.update()

@@ -51,8 +51,8 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
 def check_command_line(read: Callable[[], object]) -> None:
     """Call `read`, which parses the command line, and exit the program after --help or an error.
 
-    Call this function before importing torch, which takes seconds. From here to run(), Ctrl-C ends the process without
-    a traceback.
+    Call this function before importing torch, which takes seconds. Ctrl-C then ends the process without a traceback,
+    until run() handles it.
     """
     terminal.configure()
     # A script's background job ignores the signal, and still should.

@@ -28,7 +28,7 @@ def progress_bar(
 
     If stderr is no terminal, lines take the place of the bar.
     """
-    # With miniters 0, each update looks at the clock, also when the work slows down.
+    # miniters 0 makes each update look at the clock, also when the work slows down.
     options: dict = {"total": total, "desc": title, "unit": unit, "disable": not enabled, "leave": False, "miniters": 0}
     if sys.stderr and sys.stderr.isatty():
         return tqdm(items, mininterval=0.2, dynamic_ncols=True, **options)

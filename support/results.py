@@ -1,4 +1,4 @@
-"""The output folder of a program: whose it is, for which settings, and what in it is done."""
+"""Reserve a program's output folder for one program and one set of settings, and keep what is done in it."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from support.errors import UserError
 from support.files import check_place, check_writable, remove_scratch, write_atomic
 
 
-def claim(
+def reserve(
     note: Path,
     settings: dict,
     results: Sequence[str],
@@ -22,13 +22,13 @@ def claim(
     files: dict | None = None,
     paths: Callable[[str], list[Path]] = lambda name: [],
 ) -> None:
-    """Write `settings` to the file `note` of a program's output folder, or check that they are those of the file.
+    """Write `settings` to the file `note` of a program's output folder, or check that the file has the same settings.
 
-    Each result that is then in the folder is whole and made with these settings, so it need not be made again. With
-    overwrite, all results are removed first; None: the program cannot. Files that killed processes left half-written
-    are removed. results: glob patterns of the program's results in the folder.
-    files: {name: state of its input, such as size and time} of all results to make; saved in `note`. Results whose
-    state has changed are removed. paths: function from a name to the paths of its results; nothing else is removed.
+    Each result that is then in the folder is whole and made with these settings, so the program can keep it. Files that
+    killed processes left half-written are removed. results: glob patterns of the program's results in the folder.
+    overwrite: whether to remove all results first; None if the program has no such flag.
+    files: {name: state of its input, such as size and time} of all results to make, which `note` also keeps. Results
+    whose state has changed are removed. paths: maps a name to the paths of its results; nothing else is removed.
     Raises UserError, naming `flag`, if the folder cannot be written, is in one of the inputs, or has results of other
     settings (without overwrite) or of another program.
     """
@@ -40,12 +40,12 @@ def claim(
         with contextlib.suppress(ValueError, TypeError):
             saved = dict(json.loads(note.read_text(encoding="utf-8")))
     known = (saved or {}).pop("files", None)  # earlier versions saved none
-    found = [path for pattern in results for path in folder.glob(pattern) if path.is_file()]
-    if found and saved is None:
-        raise UserError(f"{flag} {folder}: has {found[0]}, which {program} did not write: name another folder")
+    present = sorted(path for pattern in results for path in folder.glob(pattern) if path.is_file())
+    if present and saved is None:
+        raise UserError(f"{flag} {folder}: has {present[0]}, which {program} did not write: name another folder")
     saved = saved or {}
     differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
-    if differ and found and not overwrite:
+    if differ and present and not overwrite:
         raise UserError(
             f"{flag} {folder}: has results made with other settings ({', '.join(differ)}), see {note}: name another "
             f"folder{'' if overwrite is None else ', or replace them with --overwrite'}"

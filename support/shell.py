@@ -64,8 +64,8 @@ def located(*words: object) -> list[str]:
 
 def _python() -> str:
     """Return "python" if that name starts this interpreter, else the interpreter's path."""
-    found, own = shutil.which("python"), Path(sys.executable)
+    python, interpreter = Path(shutil.which("python") or ""), Path(sys.executable)
     # torchrun runs an environment's python3, and the interpreters of two environments may link to the same file.
-    if found and Path(found).absolute().parent == own.absolute().parent and os.path.samefile(found, own):
+    if python.absolute().parent == interpreter.absolute().parent and os.path.samefile(python, interpreter):
         return "python"
-    return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else sys.executable
+    return os.path.relpath(interpreter) if interpreter.is_relative_to(Path.cwd()) else sys.executable

@@ -12,7 +12,7 @@ from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, dr
 from PIL import Image
 from test_layout import put
 
-from data.layout import find_split, pair_files
+from data.layout import find_split
 from support.errors import UserError
 from tools.check.__main__ import check, main
 from tools.check.commands import _recipe
@@ -44,6 +44,19 @@ def snapshot(root: Path) -> dict:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in root.rglob("*") if path.is_file()}
 
 
+def report(root: Path, capsys, status: int, *words: str) -> str:
+    """The report of a check that ends with this status."""
+    assert main([str(root), "--workers", "0", *words]) == status
+    return capsys.readouterr().out
+
+
+def write_lists(root: Path, **names: str) -> None:
+    """Lists in VOC's layout, of names with one letter."""
+    (root / "ImageSets/Segmentation").mkdir(parents=True, exist_ok=True)
+    for split, letters in names.items():
+        (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(letters))
+
+
 def test_each_fault_is_named_by_its_code_and_file(faulty, tmp_path):
     assert found(faulty) == FAULTY
     assert found(draw_faulty_lists(tmp_path)) == FAULTY_LISTS
@@ -56,10 +69,34 @@ def test_labels_out_of_the_given_range(faulty):
     assert "label-out-of-range" not in found(faulty, num_classes=255)
 
 
-def test_missing_split(tmp_path):
-    Drawn(tmp_path).pair("train/a")
-    assert found(tmp_path) == {"split-missing": ["val"]}
-    assert found(tmp_path, splits=["train"]) == {}
+def palette_of(values: np.ndarray, *colours: list[int]) -> Image.Image:
+    image = Image.fromarray(values)
+    image.putpalette(np.ravel(colours).tolist())
+    return image
+
+
+GREYS = [[255 - value] * 3 for value in range(256)]
+
+
+@pytest.mark.parametrize(
+    ("masks", "options", "findings"),
+    [
+        ({"train/a": label(0, 1, 2)}, {}, {"split-missing": ["val"]}),
+        ({"train/a": label(0, 1, 2)}, {"splits": ["train"]}, {}),
+        # A palette, and three equal channels
+        ({"train/a": palette_of(label(0, 1, 2), *GREYS), "val/b": np.dstack([label(0, 1, 2)] * 3)}, {}, {}),
+        # D12: one labelled class is a warning
+        (
+            {"train/a": label(1, 255), "val/b": label(0, 1)},
+            {},
+            {"class-only-in-val": ["class 0"], "one-class": ["train"]},
+        ),
+    ],
+)
+def test_small_data_sets(tmp_path, masks, options, findings):
+    for name, mask in masks.items():
+        Drawn(tmp_path).pair(name, mask=mask)
+    assert found(tmp_path, **options) == findings
 
 
 def test_plain_folders_with_lists(tmp_path):
@@ -78,12 +115,11 @@ def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, ca
         drawn.pair(name)
     (tmp_path / "train.txt").write_text("a\nb\n" + "a\na.png\n" * 2 + "x" * 4000)
     (tmp_path / "val.txt").write_text("v\n")
-    assert main([str(tmp_path), "--workers", "0"]) == 2
-    out = capsys.readouterr().out
+    out = report(tmp_path, capsys, 2)
     assert "  4 more line(s) for train repeat images: training reads all lines\n" in out  # a, a.png, a, a.png
     assert max(map(len, out.splitlines())) < 520
     (tmp_path / "train.txt").write_text("a\nb\na\n")
-    names, _ = pair_files(find_split(tmp_path, "Folder", "train", {"label": ""}))
+    names, _ = find_split(tmp_path, "Folder", "train", {"label": ""}).pairs
     assert _recipe(check(tmp_path)[0]).facts.num_images == len(names) == 3
 
 
@@ -107,10 +143,8 @@ def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsy
 
 
 def test_clean_data_is_clean_and_warnings_alone_give_1(clean, tmp_path, capsys):
-    assert main([str(clean), "--workers", "0", "--numclasses", "3"]) == 0
-    assert "nothing wrong found" in capsys.readouterr().out
-    assert main([str(clean), "--workers", "0", "--numclasses", "4"]) == 1
-    assert "class-absent (1)" in capsys.readouterr().out
+    assert "nothing wrong found" in report(clean, capsys, 0, "--numclasses", "3")
+    assert "class-absent (1)" in report(clean, capsys, 1, "--numclasses", "4")
 
 
 def test_classes_of_the_data_sets_own_file(clean, tmp_path, capsys):
@@ -119,21 +153,17 @@ def test_classes_of_the_data_sets_own_file(clean, tmp_path, capsys):
     summary, findings = check(root)
     assert [row.name for row in summary.classes] == ["ground", "disc", "square"]
     assert (summary.class_file, findings.status) == (str(root / "classes.txt"), 0)
-    assert main([str(root), "--workers", "0"]) == 0
-    assert f"--classes {root / 'classes.txt'} " in capsys.readouterr().out.splitlines()[-1]
+    assert f"--classes {root / 'classes.txt'} " in report(root, capsys, 0).splitlines()[-1]
     # Its colours are known where a mask has them.
     Drawn(root).pair("train/colour", mask=np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
-    assert main([str(root), "--workers", "0"]) == 2
-    assert "#ff0000 = class 1" in capsys.readouterr().out
+    assert "#ff0000 = class 1" in report(root, capsys, 2)
     with pytest.raises(UserError, match=r"classes\.txt: 3 names, but --numclasses is 4"):
         check(root, num_classes=4)
     assert check(root, num_classes=21, classes="voc")[0].class_file == "voc"
 
 
 def last_command(root, capsys, *words: str) -> list[str]:
-    assert main([str(root), "--workers", "0", *words]) < 2
-    line = capsys.readouterr().out.splitlines()[-1]
-    return shlex.split(line.rsplit(": ", 1)[1])
+    return shlex.split(report(root, capsys, 0, *words).splitlines()[-1].rsplit(": ", 1)[1])
 
 
 def test_last_line_is_the_whole_training_command(tmp_path, capsys, monkeypatch):
@@ -195,21 +225,11 @@ def test_numbers_of_the_summary(clean):
     assert [row.images["train"] for row in summary.classes] == [3, 3, 3]
 
 
-def test_palette_masks_and_masks_of_three_equal_channels_are_fine(tmp_path):
-    drawn = Drawn(tmp_path)
-    palette = Image.fromarray(label(0, 1, 2), mode="P")
-    palette.putpalette(list(range(255, -1, -1)) * 3)
-    drawn.pair("train/a", mask=palette)
-    drawn.pair("val/b", mask=np.dstack([label(0, 1, 2)] * 3))
-    assert found(tmp_path) == {}
-
-
 def test_d1_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     drawn = Drawn(tmp_path)
     for name, values in {"train/a": (0, 1), "train/b": (0, 255), "train/c": (0,), "val/d": (0, 1)}.items():
         drawn.pair(name, mask=label(*values))
-    assert main([str(tmp_path), "--workers", "0"]) == 2
-    said = capsys.readouterr().out
+    said = report(tmp_path, capsys, 2)
     # Half of 64 columns are 255 in one of four masks.
     assert "label-binary-255 (1)" in said
     assert "masks/train/b.png: 50.0% of its pixels are 255; 25% of the masks are so" in said
@@ -217,18 +237,9 @@ def test_d1_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     assert check(tmp_path, paths=Paths(label_map="binary"))[0].classes[1].pixels == {"train": 64 * 48, "val": 32 * 48}
     drawn.pair("train/e", mask=label(0, 1, 255))  # 255 is what is ignored
     capsys.readouterr()
-    assert main([str(tmp_path), "--workers", "0"]) == 0
-    assert "1 of 5 masks hold only 0 and 255 (ignored): is 255 an object" in capsys.readouterr().out
+    assert "1 of 5 masks hold only 0 and 255 (ignored): is 255 an object" in report(tmp_path, capsys, 0)
     drawn.pair("train/e", mask=label(0, 2))
-    assert main([str(tmp_path), "--workers", "0"]) == 2
-    assert "to fix" not in capsys.readouterr().out  # binary has no class 2
-
-
-def test_d12_one_labelled_class_is_a_warning(tmp_path):
-    drawn = Drawn(tmp_path)
-    drawn.pair("train/a", mask=label(1, 255))
-    drawn.pair("val/b", mask=label(0, 1))
-    assert found(tmp_path) == {"class-only-in-val": ["class 0"], "one-class": ["train"]}
+    assert "to fix" not in report(tmp_path, capsys, 2)  # binary has no class 2
 
 
 def test_real_dense_data_is_clean(camvid):
@@ -242,16 +253,10 @@ def test_class_numbers_whose_colours_differ_between_palettes_are_an_error(tmp_pa
     """In VOC's layout; the printed command reads the colours."""
     drawn = Drawn(tmp_path / "data", image="JPEGImages", mask="SegmentationClass")
     grey, red, green = ([90] * 3, [255, 0, 0], [0, 255, 0])
-    for name, palette in {"a": [grey, red, green], "b": [grey, green, red]}.items():
-        mask = Image.fromarray(label(0, 1, 2))
-        mask.putpalette(np.ravel(palette).tolist())
-        drawn.pair(name, mask=mask)
-    lists = drawn.root / "ImageSets/Segmentation"
-    lists.mkdir(parents=True)
-    (lists / "train.txt").write_text("a\n")
-    (lists / "val.txt").write_text("b\n")
-    assert main([str(drawn.root), "--workers", "0"]) == 2
-    text = capsys.readouterr().out
+    for name, colours in {"a": [grey, red, green], "b": [grey, green, red]}.items():
+        drawn.pair(name, mask=palette_of(label(0, 1, 2), *colours))
+    write_lists(drawn.root, train="a", val="b")
+    text = report(drawn.root, capsys, 2)
     assert "SegmentationClass/b.png: 1 is #00ff00, but #ff0000 in SegmentationClass/a.png" in text
     assert convert([*shlex.split(text.splitlines()[-1])[5:], "--workers", "0"]) == 0
     files = tmp_path.rglob("data_masks/masks/**/*.png")
@@ -267,28 +272,26 @@ def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys)
     mask = np.zeros((40, 40), np.uint8)
     mask[20:, :20], mask[20:, 20:] = 1, 2
     names = {"train": ["a", "b", "c"], "val": ["d", "e"]}
-    for split, own in names.items():
-        for name in own:
+    for split in names:
+        for name in names[split]:
             rng = np.random.default_rng(ord(name))
             put(tmp_path / f"JPEGImages/{name}.jpg", rng.integers(0, 255, (40, 40, 3), dtype=np.uint8))
             if split == "val":
                 put(tmp_path / f"SegmentationClass/{name}.png", mask)
-        (tmp_path / "ImageSets/Segmentation").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(own))
+    write_lists(tmp_path, **names)
     for name, counts in {"a": (10, 10, 0), "b": (10, 10, 0), "c": (0, 10, 10)}.items():
         stroke = np.full((40, 40), 255, np.uint8)
         for value, count in enumerate(counts):
             stroke[3 * value, :count] = value
         put(tmp_path / f"pascal_2012_scribble/{name}.png", stroke)
-    main([str(tmp_path), "--dataset", "ScribbleOnly"])
-    said = capsys.readouterr().out
+    said = report(tmp_path, capsys, 0, "--dataset", "ScribbleOnly")
     assert "  share of the strokes / share of the pixels in val: class 1 2.0: for information" in said
     assert f"tools.scribbles.pipeline {tmp_path} log/scribbles --numclasses 3 --layers" in said.splitlines()[-1]
     assert (
         "  images with a stroke in train / images that show it in val: class 2 33% / 100%: draw more of these" in said
     )
-    main([str(tmp_path), "--dataset", "ScribbleOnly", "--train_path", "SegmentationClass", "--train_split", "val"])
-    said = capsys.readouterr().out
+    words = ["--dataset", "ScribbleOnly", "--train_path", "SegmentationClass", "--train_split", "val"]
+    said = report(tmp_path, capsys, 1, *words)
     assert "share of the strokes" not in said  # the same labels
     assert "val: 100% of the pixels are labelled" in said
 
@@ -298,23 +301,18 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
     files = {"JPEGImages/a.jpg": None, "JPEGImages/v.jpg": None, "pascal_2012_scribble/a.png": stroke}
     for name, values in (files | {"SegmentationClass/v.png": np.eye(40, dtype=np.uint8)}).items():
         put(tmp_path / "data" / name, values)
-    lists = tmp_path / "data/ImageSets/Segmentation"
-    lists.mkdir(parents=True)
-    (lists / "val.txt").write_text("v\n")
-    words = [str(tmp_path / "data"), "--dataset", "ScribbleOnly", "--workers", "0"]
-    assert main(words) == 2
-    assert "train.txt: no such list" in capsys.readouterr().out
-    (lists / "train.txt").write_text("a\n")
-    assert main(words) == 2
-    said = capsys.readouterr().out
+    write_lists(tmp_path / "data", val="v")
+    words = [tmp_path / "data", capsys, 2, "--dataset", "ScribbleOnly"]
+    assert "train.txt: no such list" in report(*words)
+    write_lists(tmp_path / "data", train="a")
+    said = report(*words)
     assert "nothing-labelled (1)" in said
     assert "to train:" not in said
     assert "strokes-dense" not in said
     colours = np.zeros((40, 40, 3), np.uint8)
     colours[3, :20], colours[9, :20] = (200, 0, 0), (0, 200, 0)
     put(tmp_path / "data/pascal_2012_scribble/a.png", colours)
-    assert main(words) == 2
-    command = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("to fix: "))
+    command = shlex.split(report(*words).splitlines()[-1].removeprefix("to fix: "))
     assert convert([*command[command.index("colours") :], "--workers", "0"]) == 1  # v has no stroke
     fixed = tmp_path / "data_masks/pascal_2012_scribble/a.png"
     stroke[3, :20], stroke[9, :20] = 1, 0  # in the order of the colours
@@ -322,16 +320,13 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
     assert "background" not in capsys.readouterr().out
     for text, is_used in (("a\nb\n", False), ("a #c80000\nb #00c800\n", True)):  # names alone do not say what is red
         (tmp_path / "data/classes.txt").write_text(text)
-        main(words)
-        assert (f"--classes {tmp_path / 'data/classes.txt'}" in capsys.readouterr().out.splitlines()[-1]) == is_used
+        assert (f"--classes {tmp_path / 'data/classes.txt'}" in report(*words).splitlines()[-1]) == is_used
 
 
 def test_masks_in_colours_get_no_table_of_classes(tmp_path, capsys):
+    red = np.full((8, 9, 3), (200, 30, 30), np.uint8)
     for split in ("train", "val"):
-        for kind, suffix in (("images", "jpg"), ("masks", "png")):
-            (tmp_path / kind / split).mkdir(parents=True)
-            Image.new("RGB", (9, 8), (200, 30, 30)).save(tmp_path / kind / split / f"a.{suffix}")
-    assert main([str(tmp_path), "--workers", "0"]) == 2
-    said = capsys.readouterr().out
+        Drawn(tmp_path).pair(f"{split}/a", image=red, mask=red)
+    said = report(tmp_path, capsys, 2)
     assert "  classes: no label has a pixel with a class number\n\n" in said
     assert "numclasses" not in said

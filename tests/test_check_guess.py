@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from faulty_data import Drawn, draw_clean, label, picture
 from known_datasets import put
+from test_check import report
 
 from support.errors import UserError
 from tools.check.__main__ import check, main
@@ -20,8 +21,7 @@ from tools.split import main as divide
 
 def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[str]:
     """The words after PYTHON PROGRAM of the command at the end, which follows `mark`."""
-    assert main([str(root), "--workers", "0", *flags]) == status
-    line = capsys.readouterr().out.splitlines()[-1]
+    line = report(root, capsys, status, *flags).splitlines()[-1]
     assert line.startswith(mark), line
     words = shlex.split(line.removeprefix(mark))
     return words[3:] if words[1] == "-m" else words[2:]
@@ -170,8 +170,7 @@ def test_layouts_without_a_split_are_split_by_the_printed_command(tmp_path, caps
     words = last_words(tmp_path, capsys, 0, mark="to train: ")
     assert " ".join(words).partition(" --train_split train_list --val_split val_list ")[2]
     (tmp_path / mask.format("b")).unlink()
-    assert main([str(tmp_path), "--workers", "0"]) == 2
-    assert "to fix: " not in capsys.readouterr().out  # a split would stop at the image without a mask
+    assert "to fix: " not in report(tmp_path, capsys, 2)  # a split would stop at the image without a mask
 
 
 def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys, monkeypatch):
@@ -180,8 +179,7 @@ def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path,
         put(root / split / "images/a.png", picture(split))
         put(root / split / "masks/a.png", COLOURS[label(0, 1)])
     monkeypatch.chdir(root)
-    assert main([".", "--workers", "0"]) == 2  # a root without a name
-    commands = capsys.readouterr().out.splitlines()[-1].removeprefix("to fix: ").split(" && ")
+    commands = report(Path(), capsys, 2).splitlines()[-1].removeprefix("to fix: ").split(" && ")  # "." has no name
     for command, split, role in zip(commands, ("train", "valid"), ("train", "val"), strict=True):
         expected = ["colours", f"{split}/masks", f"{root}_masks", "--images", f"{split}/images", "--split", role]
         assert shlex.split(command)[-7:] == expected

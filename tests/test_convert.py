@@ -1,5 +1,6 @@
 """python -m tools.convert: masks equal an independent rasteriser's, pixel by pixel, for every format; and colours."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -70,6 +71,14 @@ def usable(picture: Picture) -> Picture:
 
 def convert(kind: str, source: Path, out: Path, *words: str) -> int:
     return main([kind, str(source), str(out), "--workers", "0", *words])
+
+
+@contextlib.contextmanager
+def edited(path: Path):
+    """The content of a JSON file, to be changed in place."""
+    content = json.loads(path.read_text())
+    yield content
+    path.write_text(json.dumps(content))
 
 
 def mask_of(out: Path, name: str) -> np.ndarray:
@@ -186,9 +195,8 @@ def test_rle_of_pycocotools_and_label_studio(tmp_path, number):
     mask = np.array([list(map(int, row)) for row in recorded["mask"]], bool)
     blank = np.zeros((24, 32, 3), np.uint8)
     source = write_coco(tmp_path / "in", [Picture("a", blank, [("cat", "mask", (0, 0, mask))])])
-    content = json.loads(source.read_text())
-    content["annotations"][0]["segmentation"]["counts"] = recorded["coco"]
-    source.write_text(json.dumps(content))
+    with edited(source) as content:
+        content["annotations"][0]["segmentation"]["counts"] = recorded["coco"]
     assert convert("coco", source, tmp_path / "out") == 0
     assert (mask_of(tmp_path / "out", "a") == mask).all()
     studio = annotated.write_labelstudio(
@@ -201,18 +209,17 @@ def test_rle_of_pycocotools_and_label_studio(tmp_path, number):
 def test_label_studio_takes_the_newest_annotation_and_turns_boxes(tmp_path):
     """A box is turned about its corner, and an uploaded file has eight digits before its name."""
     source = annotated.write_labelstudio(tmp_path / "in", [Picture("a", np.zeros((10, 10, 3), np.uint8), [])])
-    (task,) = json.loads((source / "export.json").read_text())
     # 4 x 2 pixels from (5, 2), turned by 90 degrees about this corner: columns 3 and 4, rows 2 to 5.
     value = {"x": 50, "y": 20, "width": 40, "height": 20, "rotation": 90, "rectanglelabels": ["cat"]}
     region = {"id": "r", "type": "rectanglelabels", "original_width": 10, "original_height": 10, "value": value}
     tag = {"id": "k", "type": "keypointlabels", "value": {"x": 1, "y": 1, "keypointlabels": ["dog"]}}
-    task["annotations"] = [
-        {"result": [region, tag], "updated_at": "2026-02"},
-        {"result": [], "updated_at": "2026-01"},
-        {"result": [], "updated_at": "2026-03", "was_cancelled": True},
-    ]
-    task["data"]["image"] = "/data/upload/1/0a1b2c3d-a.png"
-    (source / "export.json").write_text(json.dumps([task]))
+    with edited(source / "export.json") as (task,):
+        task["annotations"] = [
+            {"result": [region, tag], "updated_at": "2026-02"},
+            {"result": [], "updated_at": "2026-01"},
+            {"result": [], "updated_at": "2026-03", "was_cancelled": True},
+        ]
+        task["data"]["image"] = "/data/upload/1/0a1b2c3d-a.png"
     assert convert("labelstudio", source, tmp_path / "out") == 1  # the key point is left out
     expected = np.zeros((10, 10), np.uint8)
     expected[2:6, 3:5] = 1
@@ -287,12 +294,11 @@ def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):
 def test_ids_of_coco_may_be_floats_or_texts(tmp_path, form):
     pictures = draw_pictures(2, kinds="mask")
     source = write_coco(tmp_path / "in", pictures)
-    content = json.loads(source.read_text())
-    for record in content["annotations"]:
-        record |= {key: form(record[key]) for key in ("image_id", "category_id")}
-    for record in [*content["images"], *content["categories"]] if form(1) == "id 1" else ():
-        record["id"] = form(record["id"])
-    source.write_text(json.dumps(content))
+    with edited(source) as content:
+        for record in content["annotations"]:
+            record |= {key: form(record[key]) for key in ("image_id", "category_id")}
+        for record in [*content["images"], *content["categories"]] if form(1) == "id 1" else ():
+            record["id"] = form(record["id"])
     assert convert("coco", source, tmp_path / "out") == 0
     numbers = NUMBERS if form(1) != "id 1" else {"cat": 1, "tree": 2, "dog": 3}  # sorted: "id 1", "id 15", "id 8"
     for picture in pictures:
@@ -302,13 +308,12 @@ def test_ids_of_coco_may_be_floats_or_texts(tmp_path, form):
 def test_polygons_that_are_thin_or_cover_no_pixel_are_counted(tmp_path, capsys):
     """The rule for pixels stays pycocotools': the centre counts. Both polygons of an object are looked at."""
     source = write_coco(tmp_path / "in", [Picture("a", np.zeros((20, 30, 3), np.uint8), [])])
-    content = json.loads(source.read_text())
     square, sliver = [2, 2, 8, 2, 8, 8, 2, 8], [10.1, 2, 10.4, 2, 10.4, 9, 10.1, 9]  # between two columns' centres
     wire, pole = [12.3, 0, 12.9, 0, 12.9, 20, 12.3, 20], [20, 1, 21.5, 1, 21.5, 19, 20, 19]  # 0.6 and 1.5 pixels wide
     wide, cut = [24, 0, 26.6, 0, 26.6, 20, 24, 20], [-9, 10, 2.5, 10, 2.6, 20, -9, 20]  # 3 pixels
     segmentations = [[square, sliver], [sliver], [wire], [pole], [wide], [cut]]
-    content["annotations"] = [{"image_id": 100, "category_id": 1, "segmentation": one} for one in segmentations]
-    source.write_text(json.dumps(content))
+    with edited(source) as content:
+        content["annotations"] = [{"image_id": 100, "category_id": 1, "segmentation": one} for one in segmentations]
     assert convert("coco", source, tmp_path / "out") == 1
     expected = np.zeros((20, 30), np.uint8)
     expected[2:8, 2:8] = expected[:, 12] = expected[1:19, 20:21] = expected[:, 24:27] = expected[10:, :3] = 1
@@ -348,14 +353,13 @@ def test_label_studio_says_which_annotations_are_not_drawn(tmp_path, capsys):
     source = annotated.write_labelstudio(
         tmp_path / "in", [Picture(name, np.zeros((10, 10, 3), np.uint8), square) for name in names]
     )
-    tasks = json.loads((source / "export.json").read_text())
-    tasks[1]["annotations"] *= 2
-    tasks[2]["annotations"][0]["was_cancelled"] = True
-    tasks[3] |= {"annotations": [], "predictions": tasks[3]["annotations"]}
-    tasks[4] |= {"annotations": [], "drafts": tasks[4]["annotations"]}
-    tasks[5]["annotations"] = []
-    tasks[6]["annotations"][0]["result"][0]["image_rotation"] = 90
-    (source / "export.json").write_text(json.dumps(tasks))
+    with edited(source / "export.json") as tasks:
+        tasks[1]["annotations"] *= 2
+        tasks[2]["annotations"][0]["was_cancelled"] = True
+        tasks[3] |= {"annotations": [], "predictions": tasks[3]["annotations"]}
+        tasks[4] |= {"annotations": [], "drafts": tasks[4]["annotations"]}
+        tasks[5]["annotations"] = []
+        tasks[6]["annotations"][0]["result"][0]["image_rotation"] = 90
     assert convert("labelstudio", source, tmp_path / "out") == 1
     output = capsys.readouterr()
     texts = ["are cancelled", "only predictions: submit", "only a draft", "not annotated", "image turned by 90 degrees"]

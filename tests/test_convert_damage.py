@@ -223,10 +223,10 @@ def test_damage_is_named_and_the_rest_is_written(tmp_path, undamaged, kind, dama
 )
 def test_numbers_of_coco_that_cannot_be_a_polygon_or_a_crowd(changed, named):
     annotation = {"image_id": 1, "category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]], "bbox": [1, 1, 8, 8]}
-    result = Source([])
+    result = Source(Path("a"), None)
     if named is None:
         changed = changed | {"bbox": [20, 5, 185, 15]}
-    shapes = coco._shapes({"annotations": [annotation | changed]}, Path("a"), {1: "cat"}, {1: {}}, result)
+    shapes = coco._read_shapes({"annotations": [annotation | changed]}, Path("a"), {1: "cat"}, {1: {}}, result)
     assert bool(shapes) == (named is None)
     assert not named or re.search(named, result.faults[0])
 
@@ -234,9 +234,9 @@ def test_numbers_of_coco_that_cannot_be_a_polygon_or_a_crowd(changed, named):
 @pytest.mark.parametrize("image", [1.5, None, 7])
 def test_an_image_is_no_background_if_the_image_of_an_annotation_is_unknown(image):
     box = {"category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]]}
-    result = Source()
+    result = Source(Path("a"), None)
     content = {"annotations": [box | {"image_id": 1}, box | {"image_id": image}]}
-    assert coco._shapes(content, Path("a"), {1: "cat"}, {1: {}, 2: {}, 3: {}}, result).keys() == {1}
+    assert coco._read_shapes(content, Path("a"), {1: "cat"}, {1: {}, 2: {}, 3: {}}, result).keys() == {1}
     assert "2 image(s) without an object, such as image 2: left out" in result.faults[1]
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from distributed import checks, device, rendezvous
 from support import launchers, program
 from support.errors import UserError
-from support.launchers import Place
+from support.launchers import Launch
 
 
 def variables(text: str) -> dict[str, str]:
@@ -35,14 +35,14 @@ HAND = "RANK and WORLD_SIZE"
     ("environment", "place", "url"),
     [
         # torchrun's own store serves, whatever MASTER_ADDR is.
-        (TORCHRUN, Place("torchrun", 5, 8, 1, 4), "env://"),
-        (BY_HAND, Place(HAND, 1, 2), "tcp://node0:12355"),
-        (BY_HAND | {"MASTER_ADDR": "[::1]"}, Place(HAND, 1, 2), "tcp://[::1]:12355"),
+        (TORCHRUN, Launch("torchrun", 5, 8, 1, 4), "env://"),
+        (BY_HAND, Launch(HAND, 1, 2), "tcp://node0:12355"),
+        (BY_HAND | {"MASTER_ADDR": "[::1]"}, Launch(HAND, 1, 2), "tcp://[::1]:12355"),
         # zlib.crc32(b"4242.0") = 2159044726, which modulo 12000 is 4726
-        (SRUN, Place("srun", 9, 16, 1), "tcp://gpu04:24726"),
-        (SRUN | {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}, Place("srun", 9, 16, 1), "tcp://node0:1234"),
+        (SRUN, Launch("srun", 9, 16, 1), "tcp://gpu04:24726"),
+        (SRUN | {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}, Launch("srun", 9, 16, 1), "tcp://node0:1234"),
         # torchrun in a step of srun with one task per node
-        (SRUN | TORCHRUN, Place("torchrun", 5, 8, 1, 4), "env://"),
+        (SRUN | TORCHRUN, Launch("torchrun", 5, 8, 1, 4), "env://"),
     ],
 )
 def test_place_and_address(environment, place, url):
@@ -64,16 +64,16 @@ def test_first_host_of_slurms_lists():
 
 
 def test_flags_set_the_place_without_a_launcher():
-    assert launchers.find_or_make({}) == Place("flags", 0, 1)
-    assert launchers.rendezvous_url({}, Place("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
-    assert launchers.find_or_make({}, local_rank=3) == Place("flags", 0, 1, 3)
+    assert launchers.find_or_make({}) == Launch("flags", 0, 1)
+    assert launchers.rendezvous_url({}, Launch("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
+    assert launchers.find_or_make({}, local_rank=3) == Launch("flags", 0, 1, 3)
     # Which processes share a machine is known once they have connected.
-    assert launchers.find_or_make({}, world_size=4, rank=2) == Place("flags", 2, 4)
-    assert launchers.find_or_make(BY_HAND) == Place(HAND, 1, 2)
-    assert launchers.find_or_make({}, world_size=4, rank=2, local_rank=0) == Place("flags", 2, 4, 0)
+    assert launchers.find_or_make({}, world_size=4, rank=2) == Launch("flags", 2, 4)
+    assert launchers.find_or_make(BY_HAND) == Launch(HAND, 1, 2)
+    assert launchers.find_or_make({}, world_size=4, rank=2, local_rank=0) == Launch("flags", 2, 4, 0)
     assert launchers.find_or_make(BY_HAND, local_rank=0).local_rank == 0
     assert launchers.find_or_make(SRUN, world_size=16, local_rank=7).local_rank == 1  # the launcher knows better
-    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Place("flags", 0, 1)  # asked for explicitly
+    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Launch("flags", 0, 1)  # asked for explicitly
 
 
 @pytest.mark.parametrize(

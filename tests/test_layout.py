@@ -12,7 +12,7 @@ from PIL import Image
 from data.dataset import EvalSet
 from data.folders import left_out, list_folder
 from data.images import read_label
-from data.layout import find_split, pair_files
+from data.layout import find_split
 from distributed.checks import digest
 from support.errors import UserError
 from support.files import write_atomic
@@ -208,10 +208,10 @@ def test_an_image_is_not_its_own_label(tmp_path):
     for folder in ("train", "link"):
         split.folders["label"] = tmp_path / folder
         with pytest.raises(UserError, match=r"a\.jpg: is the image and its label at once: .*--label_suffix"):
-            pair_files(split)
+            _ = split.pairs
     put(tmp_path / "train/a_mask.png")
     split = find_split(tmp_path, "Folder", "train", {"label": "."}, image_path=".", label_suffix="_mask")
-    assert pair_files(split)[1][0]["label"].name == "a_mask.png"
+    assert split.files[0]["label"].name == "a_mask.png"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_lines_of_other_programs_lists(tmp_path, line):
     for file in ("images/a b.jpg", "masks/a b.png"):
         put(tmp_path / file)
     (tmp_path / "train.txt").write_text(line.format(root=tmp_path))
-    names, files = pair_files(find_split(tmp_path, "Folder", "train", {"label": ""}))
+    names, files = find_split(tmp_path, "Folder", "train", {"label": ""}).pairs
     assert (names, files) == (["a b"], [{"image": tmp_path / "images/a b.jpg", "label": tmp_path / "masks/a b.png"}])
 
 
@@ -237,7 +237,7 @@ def test_a_list_in_the_layout_of_voc_that_names_another_mask_is_refused(tmp_path
     with pytest.raises(UserError, match=r"names the mask /SegmentationClass/a\.png, but .*Aug/a\.png would be read"):
         find_split(tmp_path, "Dense", "train", {"label": ""}, list_path=".")
     split = find_split(tmp_path, "Dense", "train", {"label": "SegmentationClass"}, list_path=".")
-    assert pair_files(split)[1][0]["label"] == tmp_path / "SegmentationClass/a.png"
+    assert split.files[0]["label"] == tmp_path / "SegmentationClass/a.png"
 
 
 @pytest.mark.parametrize("other", ["masks_fixed/a.png", "masks/a_v2.png"])

@@ -32,8 +32,8 @@ def test_flags_are_frozen_and_only_settling_makes_others():
 
 @pytest.mark.parametrize("dataset", ["ScribblePseudoDsDc", "Dense"])
 def test_a_run_lists_the_files_of_each_split_once(demo_root, tmp_path, monkeypatch, dataset):
-    listed, pair_files = [], layout.pair_files
-    monkeypatch.setattr(layout, "pair_files", lambda split: listed.append(split) or pair_files(split))
+    listed, match_files = [], layout.match_files
+    monkeypatch.setattr(layout, "match_files", lambda split: listed.append(split) or match_files(split))
     # Without --epochs the recipe looks at the files, too.
     run_train(dataset_path=demo_root, dataset=dataset, logdir=tmp_path, max_steps=1, epochs=None)
     assert len(listed) == 2  # training and validation

@@ -1,4 +1,4 @@
-"""A parser of command lines whose errors are one line, with the nearest flag."""
+"""Parse command lines, and explain each error in one line."""
 
 import argparse
 import difflib
@@ -10,9 +10,9 @@ from support.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises UserError, hints on unknown flags, and takes no abbreviations.
+    """An ArgumentParser that raises UserError, suggests the nearest flag, and accepts no abbreviations.
 
-    module: such as "tools.check".
+    module: the program's name, such as "tools.check".
     """
 
     def __init__(self, module: str, description: str, epilog: str = ""):

@@ -19,7 +19,7 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
-from data.layout import MAX_LIST, Split, pair_files
+from data.layout import MAX_LIST, Split
 from support import program, shell
 from support.errors import UserError
 from support.files import read_bytes, write_atomic
@@ -34,10 +34,10 @@ PARTS = ("train", "val")
 def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Generator) -> np.ndarray:
     """Return the part of each group, (groups,) int, such that each part gets its share of each class and of the images.
 
-    counts: (groups, 1 + classes): images of the group, then its images with each class. shares: of the parts; their sum
-    is 1. Takes the class with the fewest images left, and gives its groups, the largest first, to the part where they
+    counts: (groups, 1 + classes): images of the group, then its images with each class. shares: the parts' shares, with
+    the sum 1. The class with the fewest images left is next. Its groups go, the largest first, to the part where they
     reduce chi-square most: the sum, over parts and classes, of (images lacking)**2 / (images wanted). The paper looks
-    at the one class only, which leaves frequent classes to chance. Ties are broken at random.
+    at this class only, which leaves frequent classes to chance. Ties are broken at random.
     """
     part = np.full(len(counts), -1)
     wanted = np.maximum(np.outer(shares, counts.sum(axis=0)), 1e-9)  # (parts, 1 + classes)
@@ -76,26 +76,26 @@ def group_names(names: list[str], pattern: str) -> list[str]:
 
 def presence(masks: list[Path], label_map: LabelMap | None = None) -> np.ndarray:
     """Return (masks, classes) bool: whether a mask, read through label_map, has a pixel of the class."""
-    found = np.zeros((len(masks), IGNORE), bool)
+    classes = np.zeros((len(masks), IGNORE), bool)
     for row, path in enumerate(progress_bar(masks, total=len(masks), title="reading", unit="mask")):
         values = np.unique(read_label(path, IGNORE, label_map))
-        found[row, values[values < IGNORE]] = True
-    return found[:, : int(np.flatnonzero(found.any(axis=0)).max(initial=0)) + 1]
+        classes[row, values[values < IGNORE]] = True
+    return classes[:, : int(np.flatnonzero(classes.any(axis=0)).max(initial=0)) + 1]
 
 
-def split(names: list[str], groups: list[str], found: np.ndarray, val: float, seed: int) -> np.ndarray:
+def split(names: list[str], groups: list[str], classes: np.ndarray, val: float, seed: int) -> np.ndarray:
     """Return (images,) bool: whether each image belongs to val. Each part has at least one group.
 
-    groups: of each image. found: as presence() returns it. val: share of the images. Raises UserError if there is only
-    one group or image. The same arguments give the same result.
+    groups: the group of each image. classes: as presence() returns it. val: share of the images. Raises UserError if
+    there is only one group or image. The same arguments give the same result.
     """
     if len(names) < 2:
         raise UserError(f"{names[0]!r} is the only image: a split needs at least 2")
     keys, group = np.unique(groups, return_inverse=True)
     if len(keys) < 2:
         raise UserError(f"--group: all {len(names)} images are in one group, {groups[0]!r}: a split needs at least 2")
-    counts = np.zeros((len(keys), 1 + found.shape[1]), np.int64)
-    np.add.at(counts, group, np.concatenate([np.ones((len(names), 1), np.int64), found], axis=1))
+    counts = np.zeros((len(keys), 1 + classes.shape[1]), np.int64)
+    np.add.at(counts, group, np.concatenate([np.ones((len(names), 1), np.int64), classes], axis=1))
     part = stratify(counts, (1 - val, val), np.random.default_rng(seed))
     for number in range(2):
         if not (part == number).any():
@@ -117,12 +117,12 @@ def main(argv: list[str] | None = None) -> None:
         one = f"--image_path {args.image_path}/{present[0]} --label_path {args.label_path}/{present[0]}"
         raise UserError(f"{folders['image'] / present[0]}: there are splits already; to divide this one: add {one}")
     endings = {"image": args.image_suffix, "label": args.label_suffix}
-    names, files = pair_files(Split(folders, endings=endings))
+    names, files = Split(folders, endings=endings).pairs
     if unlisted := [name for name in names if name != name.strip() or not {*name}.isdisjoint("\n\\")]:
         raise UserError(f"{folders['image'] / unlisted[0]}: a list cannot hold this name: rename the file")
     groups = group_names(names, args.group)
-    found = presence([paths["label"] for paths in files], read_label_map(args.label_map))
-    in_val = split(names, groups, found, args.val, args.seed)
+    classes = presence([paths["label"] for paths in files], read_label_map(args.label_map))
+    in_val = split(names, groups, classes, args.val, args.seed)
     texts = ["".join(f"{name}\n" for name in np.array(names)[in_val == part]) for part in (False, True)]
     for path, text in zip(lists, texts, strict=True):
         content = text.encode(errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""The data check: reads every file of a data set, reports what is in it and what is wrong, and changes nothing.
+"""Check a data set: read every file, report what is in it and what is wrong, and change nothing.
 
     python -m tools.check MyData
     python -m tools.check VOC2012 --numclasses 21 --classes voc --json voc.json
@@ -27,7 +27,7 @@ from support.labels import MAPS
 from support.processes import work_on
 from support.terminal import say
 from tools.arguments import Parser
-from tools.check.commands import conversion, fixing_lines, training_lines
+from tools.check.commands import conversion, fix_lines, training_lines
 from tools.check.findings import Findings
 from tools.check.guess import guess_flags
 from tools.check.measure import measure
@@ -54,7 +54,7 @@ def check(
     """
     findings, paths = Findings(root), paths or Paths()
     dataset, paths = guess_flags(root, dataset, paths)
-    found, samples = survey(root, dataset, paths, splits or paths.splits, findings)
+    present, samples = survey(root, dataset, paths, splits or paths.splits, findings)
     if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")
     summary = Summary(str(root), dataset, num_classes_given=num_classes is not None, splits=paths.splits)
@@ -69,7 +69,7 @@ def check(
     facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
     named = read_classes(summary.class_file, num_classes or infer_num_classes(facts))
     find_faults(facts, named, findings)
-    summary.count(facts, found, named.names)
+    summary.count(facts, present, named.names)
     check_classes(summary, findings)
     return summary, findings
 
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
         write_atomic(args.json, json.dumps(content, indent=1) + "\n")
     if findings.status == 2:
-        lines = fixing_lines(summary, findings)
+        lines = fix_lines(summary, findings)
     elif args.config:  # it has the settings, too
         words = ["train.py", "--config", args.config, "--dataset_path", args.root]
         lines = [f"to train: {shell.python_command(*words)}"]

@@ -1,4 +1,4 @@
-"""The commands that the data check prints: what to run next, ready to be pasted."""
+"""Choose the commands that the data check prints: what to run next, ready to be pasted."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 
 from data.images.resize import large_images
 from data.layout import SCRIBBLES, first_folder
-from data.plain import IMAGES, MASKS, Place, find_places, find_whole
+from data.plain import IMAGES, MASKS, Folders, find_places, find_whole
 from flags import Config, as_dict
 from flags.recipe import CPU, CUDA, Facts, Recipe
 from support import shell
@@ -30,12 +30,12 @@ def training_lines(summary: Summary) -> list[str]:
     program = ["train.py", "--dataset", summary.dataset, "--dataset_path", summary.root]
     if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
         program = ["-m", "tools.scribbles.pipeline", summary.root, "log/scribbles"]
-        # It trains from pseudo-labels, too, for which the recipe may choose another --lr.
+        # The pipeline also trains from pseudo-labels, for which the recipe may choose another --lr.
         choices = {name: choice for name, choice in choices.items() if name != "lr"}
     words = ["--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += _words(summary.flags)
-    # With --total_batchsize, the command trains the same model on any number of GPUs.
+    # --total_batchsize makes the command train the same model on any number of GPUs.
     words += _words({name.replace("batchsize", "total_batchsize"): choice.value for name, choice in choices.items()})
     width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
     lines = ["settings for these images and this machine (train.py chooses the same):"]
@@ -45,7 +45,7 @@ def training_lines(summary: Summary) -> list[str]:
 
 
 def _recipe(summary: Summary) -> Recipe:
-    """Return the recipe for a data set, on a GPU of this machine or on its CPU."""
+    """Return the recipe for training on a data set, on this machine's GPU or CPU."""
     device, memory = CPU, 0.0
     if torch.cuda.is_available():
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -56,16 +56,13 @@ def _recipe(summary: Summary) -> Recipe:
     return Recipe(facts, as_dict(Config()), ())
 
 
-def fixing_lines(summary: Summary, findings: Findings) -> list[str]:
-    """Return the line with the command that fixes the first finding that a command can fix, or no line."""
+def fix_lines(summary: Summary, findings: Findings) -> list[str]:
+    """Return a line with the command for the first finding that a command can fix, or no line."""
     codes, again = {finding.code for finding in findings.sorted()}, _check_again(summary)
     if "mask-lossy" in codes:
         return []  # no command mends them
-    has_colours = not codes.isdisjoint(("mask-colour", "palette-differs"))
-    if has_colours and summary.dataset == "Folder":
-        commands = _convert_masks(summary)
-    elif has_colours:
-        commands = [_convert_strokes(summary, findings) or _convert_listed_masks(summary)]
+    if codes & {"mask-colour", "palette-differs"}:
+        commands = _convert_colours(summary, findings)
     elif "label-binary-255" in codes and not any(any(row.pixels.values()) for row in summary.classes[2:]):
         commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
     elif "no-split" in codes and codes.isdisjoint(("image-without-label", "two-files-of-one-name")):
@@ -86,11 +83,9 @@ def _words(flags: Mapping[str, object]) -> list[object]:
 def _split(summary: Summary) -> list[object]:
     """Return the words of the command that splits a data set in plain folders."""
     root, paths = Path(summary.root), Paths(**summary.flags)
-    place = find_whole(root, images=paths.image_path, masks=paths.val_path)
-    folders = {"image_path": (place.images, IMAGES), "label_path": (place.masks, MASKS[0])}
-    flags = {
-        name: folder.relative_to(root).as_posix() for name, (folder, usual) in folders.items() if folder != root / usual
-    }
+    images, masks, _ = find_whole(root, images=paths.image_path, masks=paths.val_path)
+    usual = {"image_path": (images, IMAGES), "label_path": (masks, MASKS[0])}
+    flags = {name: folder.relative_to(root).as_posix() for name, (folder, end) in usual.items() if folder != root / end}
     return ["-m", "tools.split", root, "--val", "0.2", *_words(flags), *_endings(summary, "label_map")]
 
 
@@ -99,51 +94,42 @@ def _endings(summary: Summary, *more: str) -> list[object]:
     return _words({name: summary.flags[name] for name in names if name in summary.flags})
 
 
-def _convert_listed_masks(summary: Summary) -> list[object]:
-    root = Path(summary.root)
-    return ["-m", "tools.convert", "colours", root, new_folder(root), *_endings(summary)]
-
-
-def _convert_strokes(summary: Summary, findings: Findings) -> list[object]:
-    """Return the words of the command that converts strokes in colours; [] if only masks have colours."""
+def _convert_colours(summary: Summary, findings: Findings) -> list[list[object]]:
+    """Return the words of the commands that convert labels in colours: one, or one for each split of plain folders."""
     root, paths = Path(summary.root), Paths(**summary.flags)
-    strokes = first_folder(root, paths.train_path, SCRIBBLES)
-    files = [root / file for finding in findings.sorted() if finding.code == "mask-colour" for file in finding.files]
-    if not (summary.has_strokes and any(file.is_relative_to(strokes) for file in files)):
-        return []
-    file = Path(summary.class_file)  # or the name of a preset, which has colours
-    use = summary.class_file and (not file.is_file() or has_colours(file))
-    classes = ["--classes", summary.class_file] if use else []
-    folders = [strokes, new_folder(root), "--scribbles", "--images", first_folder(root, paths.image_path, "JPEGImages")]
-    return ["-m", "tools.convert", "colours", *folders, *classes, *_endings(summary)]
-
-
-def _convert_masks(summary: Summary) -> list[list[object]]:
-    """Return the words of the commands that convert the masks of a data set in plain folders: one, or one a split."""
-    root, paths = Path(summary.root), Paths(**summary.flags)
-    out = new_folder(root)
-    ends = [*_endings(summary), *(["--classes", summary.class_file] if summary.class_file else [])]
-    places: dict[str, Place] = {}
+    start, out, ends = ["-m", "tools.convert", "colours"], new_folder(root), _endings(summary)
+    classes = ["--classes", summary.class_file] if summary.class_file else []
+    if summary.dataset != "Folder":
+        strokes = first_folder(root, paths.train_path, SCRIBBLES)
+        files = [root / file for item in findings.sorted() if item.code == "mask-colour" for file in item.files]
+        if not (summary.has_strokes and any(file.is_relative_to(strokes) for file in files)):
+            return [[*start, root, out, *ends]]
+        images = first_folder(root, paths.image_path, "JPEGImages")
+        if (file := Path(summary.class_file)).is_file() and not has_colours(file):  # a preset has colours
+            classes = []
+        return [[*start, strokes, out, "--scribbles", "--images", images, *classes, *ends]]
+    ends += classes
+    places: dict[str, Folders] = {}
     for role, split in zip(("train", "val"), paths.splits, strict=True):
         for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):
             places[role] = place
     whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
-    in_folders = [place for place in places.values() if place.images.parent != whole.images and not place.list_file]
-    if not in_folders and paths.splits == ("train", "val"):
-        return [["-m", "tools.convert", "colours", whole.masks, out, "--images", whole.images, *ends]]
+    is_one_folder = all(place.images.parent == whole.images or place.list_file for place in places.values())
+    if is_one_folder and paths.splits == ("train", "val"):
+        return [[*start, whole.masks, out, "--images", whole.images, *ends]]
     return [
-        ["-m", "tools.convert", "colours", place.masks, out, "--images", place.images, "--split", role, *ends]
-        for role, place in places.items()
+        [*start, place.masks, out, "--images", place.images, "--split", role, *ends] for role, place in places.items()
     ]
 
 
 def conversion(root: Path) -> str:
     """Return a text that ends with the command to convert the labels below root; "" if they need no conversion."""
-    found = {kind: path for kind, path in find_kinds(root).items() if kind != NUMBERS}
-    if not found:
+    examples = {kind: path for kind, path in find_kinds(root).items() if kind != NUMBERS}
+    if not examples:
         return ""
-    kinds, commands = describe(found, root, new_folder(root))
-    return f"no masks of class numbers, but {kinds}: {'choose one' if len(found) > 1 else 'convert them'}: {commands}"
+    kinds, commands = describe(examples, root, new_folder(root))
+    remedy = "choose one" if len(examples) > 1 else "convert them"
+    return f"no masks of class numbers, but {kinds}: {remedy}: {commands}"
 
 
 def new_folder(root: Path) -> Path:

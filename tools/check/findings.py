@@ -74,7 +74,7 @@ class Finding:
     """All cases of one kind of problem, such as "label-unreadable".
 
     code, severity ("error" or "warning"), what (the problem) and do (the remedy) come from ERRORS or WARNINGS.
-    files: of each case, the file relative to the data set's root, the split or the class. notes: details of each case.
+    files: the file of each case, relative to the data set's root, or its split or class. notes: details of each case.
     """
 
     code: str

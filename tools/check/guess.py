@@ -111,16 +111,16 @@ def _guess_layout(root: Path, paths: Paths) -> Paths:
 
 def _split_name(root: Path, paths: Paths, names: tuple[str, ...]) -> str:
     """Return the first of the names that is a split, "" for the default one or if none is."""
-    found = [name for name in names if find_places(root, name, paths.image_path, paths.val_path, paths.list_path)]
-    return "" if not found or found[0] == names[0] else found[0]
+    splits = [name for name in names if find_places(root, name, paths.image_path, paths.val_path, paths.list_path)]
+    return "" if not splits or splits[0] == names[0] else splits[0]
 
 
 def guess_endings(images: Collection[str], labels: Collection[str], folder: Path) -> tuple[str, str]:
     """Return the ends of the names of images and labels, such as ("_sat", "_mask").
 
-    images, labels: names without suffix; equal if one folder has both. folder: of the labels, for messages. Both ends
-    are "" if images and labels have the same names, or if no ends pair most images. Raises UserError if labels of
-    several ends fit the images.
+    images, labels: names without suffix; equal if one folder has both. folder: the labels' folder, for messages. Both
+    ends are "" if images and labels have the same names, or if no ends pair most images. Raises UserError if labels
+    with several ends fit the images.
     """
     in_one_folder = set(images) == set(labels)
     names = sorted(images) if in_one_folder else sorted(set(images) - set(labels))
@@ -131,13 +131,13 @@ def guess_endings(images: Collection[str], labels: Collection[str], folder: Path
     ordered = sorted(labels)
     for ending in _own_endings(names):
         counts = Counter(rest for name in names for rest in _rests(name.removesuffix(ending), ordered))
-        found = sorted(rest for rest, count in counts.items() if count >= wanted and rest != ending)
-        if len(found) > 1:
+        endings = sorted(rest for rest, count in counts.items() if count >= wanted and rest != ending)
+        if len(endings) > 1:
             raise UserError(
-                f"{folder}: labels of the images end in {' and '.join(found[:4])}: choose one with --label_suffix"
+                f"{folder}: labels of the images end in {' and '.join(endings[:4])}: choose one with --label_suffix"
             )
-        if found:
-            return ending, found[0]
+        if endings:
+            return ending, endings[0]
     return "", ""
 
 

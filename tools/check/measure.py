@@ -20,39 +20,38 @@ NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
 
 
 @dataclass
-class ImageFacts:
-    """What was measured of one image file.
+class FileFacts:
+    """What was measured of one file. fault: why it cannot be read, or "". size: (height, width) as training sees it.
 
-    fault: why the file cannot be read, "" if it can. size: (height, width) as training sees it. sha: SHA-256 of shape
-    and pixels in hex. turn, frames: as in data.images.Header. damage: what the decoder says about it, "" if nothing.
+    turn, frames: as in data.images.Header.
     """
 
     path: Path
     fault: str = ""
     size: tuple[int, int] = (0, 0)
-    sha: str = ""
     turn: int = 1
     frames: int = 1
+
+
+@dataclass
+class ImageFacts(FileFacts):
+    """What was measured of one image. sha: SHA-256 of shape and pixels in hex. damage: what the decoder says, or ""."""
+
+    sha: str = ""
     damage: str = ""
 
 
 @dataclass
-class LabelFacts:
-    """What was measured of one label file.
+class LabelFacts(FileFacts):
+    """What was measured of one label. mode: PIL's mode. lossy: the codec if it can change values, or "".
 
-    fault, size, turn, frames: as in ImageFacts. mode: PIL's mode. lossy: the codec if it can change values, or "".
     is_smoothed: as data.label_check.is_smoothed() returns.
-    values: {value: pixels}; empty if lossy, of several frames or not one channel.
+    values: {value: pixels}; empty if the file is lossy or has several frames or channels.
     unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
-    palette: {value: "#rrggbb"} of the class numbers of a palette file that no label map translates.
+    palette: {value: "#rrggbb"} for the class numbers in a palette file that no label map translates.
     """
 
-    path: Path
-    fault: str = ""
-    size: tuple[int, int] = (0, 0)
-    turn: int = 1
-    frames: int = 1
     mode: str = ""
     lossy: str = ""
     is_smoothed: bool = False
@@ -67,7 +66,7 @@ class LabelFacts:
 
 
 @dataclass
-class Facts:
+class SampleFacts:
     """What was measured of one image and its labels. splits, labels: as in Sample."""
 
     splits: tuple[str, ...]
@@ -75,15 +74,15 @@ class Facts:
     labels: dict[str, LabelFacts]
 
 
-def measure(sample: Sample, label_map: LabelMap | None = None) -> Facts:
-    """Decode the files of a sample and return the Facts. An unreadable file gets a fault; nothing is raised.
+def measure(sample: Sample, label_map: LabelMap | None = None) -> SampleFacts:
+    """Decode the files of a sample and return the SampleFacts. An unreadable file gets a fault; nothing is raised.
 
     label_map: applied to the values of all labels.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
         labels = {kind: _measure_label(path, label_map) for kind, path in sample.labels.items()}
-        return Facts(sample.splits, _measure_image(sample.image), labels)
+        return SampleFacts(sample.splits, _measure_image(sample.image), labels)
 
 
 def _measure_image(path: Path) -> ImageFacts:
@@ -92,7 +91,7 @@ def _measure_image(path: Path) -> ImageFacts:
     except UserError as error:
         return ImageFacts(path, str(error).removeprefix(f"{path}: "))
     sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-    return ImageFacts(path, "", header.size, sha, header.turn, header.frames, jpeg_damage(path))
+    return ImageFacts(path, "", header.size, header.turn, header.frames, sha, jpeg_damage(path))
 
 
 def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:

@@ -1,4 +1,4 @@
-"""The rules of the data check: from the facts about each sample to findings."""
+"""Apply the rules of the data check: turn the facts about each sample into findings."""
 
 from collections import defaultdict
 
@@ -6,14 +6,14 @@ from data.classes import Classes
 from data.label_check import objects_as_255
 from support.labels import IGNORE
 from tools.check.findings import Findings
-from tools.check.measure import Facts, ImageFacts, LabelFacts
+from tools.check.measure import ImageFacts, LabelFacts, SampleFacts
 from tools.check.summary import Summary
 
 DENSE = 0.5  # strokes label a few percent of the pixels
 VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
 
 
-def find_faults(facts: list[Facts], classes: Classes, findings: Findings) -> None:
+def find_faults(facts: list[SampleFacts], classes: Classes, findings: Findings) -> None:
     """Add all findings about the files of the samples."""
     numbers = reversed(range(len(classes.names)))  # of two classes of one colour, the first one counts
     colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
@@ -40,7 +40,7 @@ def find_faults(facts: list[Facts], classes: Classes, findings: Findings) -> Non
 
 
 def _check_label(label: LabelFacts, num_classes: int, colours: dict[str, int], findings: Findings) -> None:
-    """Add a finding about a label file by itself: unreadable, lossy, in colours, with wrong values, or empty.
+    """Add a finding about a label file by itself, if it is unreadable, lossy, in colours, empty, or has wrong values.
 
     colours: {"#rrggbb": class number}, to name the classes of a label in colours.
     """
@@ -92,7 +92,7 @@ def _check_palettes(masks: list[LabelFacts], findings: Findings) -> None:
                 break
 
 
-def _check_duplicates(facts: list[Facts], findings: Findings) -> None:
+def _check_duplicates(facts: list[SampleFacts], findings: Findings) -> None:
     """Add a finding for each group of images with the same pixels in several splits."""
     same = defaultdict(list)
     for item in facts:
@@ -104,7 +104,7 @@ def _check_duplicates(facts: list[Facts], findings: Findings) -> None:
             findings.add("duplicate-across-splits", first, f"is {', '.join(map(findings.show, others))}")
 
 
-def infer_num_classes(facts: list[Facts]) -> int:
+def infer_num_classes(facts: list[SampleFacts]) -> int:
     """Return the number of classes, 2 to 255: the highest label value plus 1.
 
     A value more than VALUE_JUMP above the next lower one, and all values above it, do not count.

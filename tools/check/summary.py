@@ -1,4 +1,4 @@
-"""Sum up a data set: splits, sizes and classes; and the report as text."""
+"""Sum up a data set in numbers, and write the report as text."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from support.errors import shortened
 from support.labels import IGNORE
 from tools.check.findings import Findings
-from tools.check.measure import Facts
+from tools.check.measure import SampleFacts
 from tools.check.survey import required_labels
 
 LAYOUTS = {"Folder": "plain folders", "Dense": "PASCAL VOC's layout"}
@@ -66,8 +66,8 @@ class Summary:
         """Whether training reads strokes."""
         return required_labels(self.dataset, is_train=True)[0] == "scribble"
 
-    def count(self, facts: list[Facts], splits: list[str], names: list[str]) -> None:
-        """Fill in all counts from the facts about each sample. splits: names of splits. names: of the classes."""
+    def count(self, facts: list[SampleFacts], splits: list[str], names: list[str]) -> None:
+        """Fill in all counts from the facts about each sample. splits, names: the names of the splits and classes."""
         labels = [(item.image.turn, label.turn) for item in facts for label in item.labels.values()]
         if turned := sum(image != 1 and label == 1 for image, label in labels):
             self.notes.append(f"EXIF rotates {turned} image(s) but not their labels, which must fit the rotated images")
@@ -156,12 +156,12 @@ def _stroke_lines(summary: Summary) -> list[str]:
 
 def _finding_lines(findings: Findings) -> list[str]:
     """Return lines of text with each finding, its remedy and its first NUM_EXAMPLES files, errors first."""
-    found = findings.sorted()
-    if not found:
+    items = findings.sorted()
+    if not items:
         return ["nothing wrong found"]
-    errors = sum(finding.severity == "error" for finding in found)
-    lines = [f"{errors} kind(s) of error, {len(found) - errors} of warning"]
-    for finding in found:
+    errors = sum(finding.severity == "error" for finding in items)
+    lines = [f"{errors} kind(s) of error, {len(items) - errors} of warning"]
+    for finding in items:
         count = len(finding.files)
         lines.append(f"{finding.severity:7} {finding.code} ({count}): {finding.what}")
         lines.append(f"        to do: {finding.do}")

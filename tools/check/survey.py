@@ -66,8 +66,8 @@ def required_labels(dataset: str, *, is_train: bool) -> tuple[str, ...]:
 def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
     """Return a Split whose folders are "image", "mask" and the label kinds that training reads, "scribble" or "pseudo".
 
-    name: of the split. The folder of masks is included even if training does not read masks. Raises UserError if the
-    split is missing.
+    name: the split's name. "mask" is there even if training does not read masks. Raises UserError if the split is
+    missing.
     """
     is_train = name == paths.splits[0]
     kinds = {"pseudo" if kind == "pseudo" else "label": kind for kind in required_labels(dataset, is_train=is_train)}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data.folders import list_files
 from data.images import LABEL_SUFFIXES
 from data.images.files import opened
-from data.layout import list_folder
 from support import shell
 from support.errors import InputError, UserError
 from support.files import read_bytes
@@ -46,18 +46,18 @@ NUMBERS = "numbers"  # masks of class numbers or of 0 and 255, which need no con
 
 def find_kinds(source: Path) -> dict[str, Path]:
     """Return {kind: an example file} for the labels in a file or folder. Masks without colours are of kind NUMBERS."""
-    found: dict[str, Path] = {}
+    examples: dict[str, Path] = {}
     for path in _files(source):
         kind = _kind_of(path)
-        if kind and (kind not in found or path.name.startswith("instances")):  # not COCO's key points
-            found[kind] = path
-    refused = {kind: found.pop(kind) for kind in REFUSED.keys() & found.keys()}
+        if kind and (kind not in examples or path.name.startswith("instances")):  # not COCO's key points
+            examples[kind] = path
+    refused = {kind: examples.pop(kind) for kind in REFUSED.keys() & examples.keys()}
     for brush in find_brushes(source, []).values():
-        found.setdefault("labelstudio", brush[0].data)
-    found |= _find_masks(source)
-    for kind, path in refused.items() if not found else ():
+        examples.setdefault("labelstudio", brush[0].data)
+    examples |= _find_masks(source)
+    for kind, path in refused.items() if not examples else ():
         raise UserError(f"{path}: {REFUSED[kind]}, and convert that")
-    return found
+    return examples
 
 
 def find_kind(source: Path, out: Path) -> str:
@@ -65,14 +65,14 @@ def find_kind(source: Path, out: Path) -> str:
 
     Raises UserError, with the commands to choose from, if there are several kinds or none, or if a file is damaged.
     """
-    found = find_kinds(source)
-    numbers = found.pop(NUMBERS, None)
-    if len(found) == 1:
-        ((kind, path),) = found.items()
+    examples = find_kinds(source)
+    numbers = examples.pop(NUMBERS, None)
+    if len(examples) == 1:
+        ((kind, path),) = examples.items()
         say(f"{source}: {KINDS[kind].about} ({path}), converted as {kind}")
         return kind
-    if found:
-        kinds, commands = describe(found, source, out)
+    if examples:
+        kinds, commands = describe(examples, source, out)
         raise UserError(f"{source}: has {kinds}: choose one: {commands}")
     if numbers:
         check = shell.python_command("-m", "tools.check", source)
@@ -84,17 +84,17 @@ def find_kind(source: Path, out: Path) -> str:
     raise UserError(problem + (check_hint(source) if source.is_dir() else ""))
 
 
-def describe(found: dict[str, Path], source: Path, out: Path) -> tuple[str, str]:
+def describe(examples: dict[str, Path], source: Path, out: Path) -> tuple[str, str]:
     """Return what find_kinds() found as text, and the commands that convert it."""
-    kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in found.items())
-    return kinds, " or ".join(shell.python_command("-m", "tools.convert", kind, source, out) for kind in found)
+    kinds = " and ".join(f"{KINDS[kind].about} ({path})" for kind, path in examples.items())
+    return kinds, " or ".join(shell.python_command("-m", "tools.convert", kind, source, out) for kind in examples)
 
 
 def _find_masks(source: Path) -> dict[str, Path]:
     """Return {"colours" or NUMBERS: an example mask} for an export's mask folder; {} if it has none."""
     folder = next((source / name for name in MASK_FOLDERS if (source / name).is_dir()), None)
-    paths = [path for files in list_folder(folder, LABEL_SUFFIXES).values() for path in files] if folder else []
-    found: dict[str, Path] = {}
+    paths = list_files(folder, LABEL_SUFFIXES) if folder else []
+    examples: dict[str, Path] = {}
     for path in paths[:: max(1, len(paths) // MAX_MASKS)]:
         try:
             with opened(path) as image:
@@ -103,17 +103,17 @@ def _find_masks(source: Path) -> dict[str, Path]:
             continue  # the conversion names it
         colours = pixels.reshape(*pixels.shape[:2], -1)[:, :, :3]
         has_colours = mode != "P" and (colours != colours[:, :, :1]).any()
-        found.setdefault("colours" if has_colours else NUMBERS, path)
-    if "colours" in found:  # a single one of these masks may have only grey
-        found.pop(NUMBERS, None)
-    return found
+        examples.setdefault("colours" if has_colours else NUMBERS, path)
+    if "colours" in examples:  # a single one of these masks may have only grey
+        examples.pop(NUMBERS, None)
+    return examples
 
 
 def _files(source: Path) -> list[Path]:
     """Return JSON, XML and CSV files below a folder, and text files in its subfolders; or the file itself."""
     if source.is_file():
         return [source]
-    paths = [path for found in list_folder(source, (".json", ".xml", ".csv", ".txt")).values() for path in found]
+    paths = list_files(source, (".json", ".xml", ".csv", ".txt"))
     annotations = [path for path in paths if path.suffix.lower() != ".txt"]
     texts = [path for path in paths if path.suffix.lower() == ".txt" and path.parent != source]
     return annotations[:MAX_FILES] + texts[:MAX_TEXTS]

@@ -16,7 +16,7 @@ from data.images.files import opened
 from support.errors import InputError, UserError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
-from tools.convert.source import Draw, Entry, Numbering, Options, Result
+from tools.convert.source import Converted, Draw, Entry, Numbering, Options
 
 DIFFERS = "exists and differs: not overwritten; remove it to convert it again"
 
@@ -31,9 +31,9 @@ class Job(NamedTuple):
     masks: Path
 
 
-def convert(entry: Entry, job: Job) -> Result:
-    """Write the image and the mask of an entry. An entry that cannot be used is skipped and named in Result.faults."""
-    result = Result()
+def convert(entry: Entry, job: Job) -> Converted:
+    """Write the image and the mask of an entry. Converted.faults names an entry that cannot be used."""
+    result = Converted()
     try:
         with _image_file(entry) as image:
             label = paint(entry, _check_image(entry, image), job, result)
@@ -83,7 +83,7 @@ def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     return size
 
 
-def paint(entry: Entry, size: tuple[int, int], job: Job, result: Result) -> np.ndarray:
+def paint(entry: Entry, size: tuple[int, int], job: Job, result: Converted) -> np.ndarray:
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
     numbering = job.numbering
     label, is_free = np.full(size, numbering.unlabelled, np.uint8), np.ones(size, bool)

@@ -20,7 +20,7 @@ LIMIT = 1e7  # pixels; a coordinate beyond is a fault, and would overflow
 class Patch(NamedTuple):
     """Pixels of an image: mask (height, width) bool, whose pixel [0, 0] is pixel [top, left] of the image.
 
-    is_thin: it is of a polygon that is less than 2 pixels wide on average.
+    is_thin: whether they belong to a polygon that is less than 2 pixels wide on average.
     """
 
     top: int
@@ -66,7 +66,7 @@ def fill(ring: np.ndarray, size: tuple[int, int]) -> Patch:
     size: (height, width) of the image. The patch may be empty.
     """
     start, end = ring, np.roll(ring, -1, axis=0)
-    # From top to bottom, so that an edge of two shapes gives the same crossings in both, to the last bit.
+    # An edge that two shapes share gives the same crossings in both, to the last bit, if both go from top to bottom.
     swap = start[:, 1] > end[:, 1]
     start, end = np.where(swap[:, None], end, start), np.where(swap[:, None], start, end)
     # The edge crosses the centre line of these rows: y0 <= row + 0.5 < y1.
@@ -78,7 +78,7 @@ def fill(ring: np.ndarray, size: tuple[int, int]) -> Patch:
     left, right = np.clip((ring[:, 0].min() - 1, ring[:, 0].max() + 2), 0, size[1]).astype(np.int64).tolist()
     width = right - left + 1
     crossings = np.zeros(height * width, np.int64)
-    # Part by part: a small file can have a million edges, each of which crosses every row of the image.
+    # A small file can have a million edges that each cross every row of the image, so take them part by part.
     ends = np.searchsorted(np.cumsum(count), np.arange(MAX_CROSSINGS, count.sum(), MAX_CROSSINGS))
     for part in np.split(np.arange(len(start)), ends):
         edge = np.repeat(part, count[part])

@@ -1,4 +1,4 @@
-"""Read annotation files, and find the images that they name. InputError names a fault."""
+"""Read annotation files, and find the images that they name. An InputError names each fault."""
 
 import json
 import math
@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from data.folders import list_files
 from data.images import IMAGE_SUFFIXES
-from data.layout import list_folder, read_list, without_suffix
+from data.layout import read_list, without_suffix
 from support.errors import InputError, UserError
 from support.files import read_bytes
 from tools.convert.polygons import LIMIT, number
@@ -52,38 +53,35 @@ def read_xml(path: Path) -> ElementTree.Element:
         raise InputError(f"{path}: not XML ({' '.join(str(error).split())})") from None
 
 
-def split_of(name: str) -> str:
-    """Return the split that a file, folder or subset is named after, such as "val" for instances_val2017; "" if none.
-
-    "" also for a name with the words of two splits.
-    """
-    found = {SPLITS[word] for word in re.findall("[a-z]+", name.lower()) if word in SPLITS}
-    return found.pop() if len(found) == 1 else ""
+def split_in(name: str) -> str:
+    """Return the split in the name of a file, folder or subset: "val" for instances_val2017; "" if none or several."""
+    splits = {SPLITS[word] for word in re.findall("[a-z]+", name.lower()) if word in SPLITS}
+    return splits.pop() if len(splits) == 1 else ""
 
 
 def read_splits(folder: Path | None, images: Collection[str], faults: list[str]) -> dict[str, str]:
     """Return {image name: split} of the lists in a folder, which are named after their splits; {} without a folder.
 
-    Images in default.txt, CVAT's list of images without a subset, have the split "". If an image is in several lists,
-    train, val and test take precedence over others, such as VOC's trainval. Adds a fault on names that are not in
+    CVAT lists images without a subset in default.txt: their split is "". If an image is in several lists, train, val
+    and test take precedence over others, such as VOC's trainval. Adds a fault on names that are not in
     `images`, and on those in two of train, val and test.
     """
     splits, missing, twice = dict[str, str](), dict[str, str](), dict[str, str]()
     lists = sorted(folder.glob("*.txt")) if folder else []
-    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_of(path.stem), path.stem)):
-        split = "" if path.stem == "default" else split_of(path.stem) or path.stem
+    for path in sorted(lists, key=lambda path: (path.stem == "default", not split_in(path.stem), path.stem)):
+        split = "" if path.stem == "default" else split_in(path.stem) or path.stem
         for name in (without_suffix(listed, images) for listed in read_list(path)):
             if name not in images:
                 missing.setdefault(name, f"{path}: {name!r}")
-            elif splits.setdefault(name, split) != split and split_of(path.stem):
+            elif splits.setdefault(name, split) != split and split_in(path.stem):
                 twice.setdefault(name, f"{path}: {name!r}, which stays in {splits[name]}")
-    for found, problem in ((missing, "have no image and are left out"), (twice, "are in two splits")):
-        if found:
-            faults.append(f"{len(found)} listed name(s) {problem}, such as {next(iter(found.values()))}")
+    for names, problem in ((missing, "have no image and are left out"), (twice, "are in two splits")):
+        if names:
+            faults.append(f"{len(names)} listed name(s) {problem}, such as {next(iter(names.values()))}")
     return splits
 
 
-def value_of(record: object, key: str, kind: type | tuple[type, ...], where: str) -> Any:
+def read_value(record: object, key: str, kind: type | tuple[type, ...], where: str) -> Any:
     """Return record[key]; raise InputError, naming `where`, if there is none or it is not of the type `kind`."""
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -92,14 +90,14 @@ def value_of(record: object, key: str, kind: type | tuple[type, ...], where: str
 
 
 def whole_number(value: object) -> int | None:
-    """Return the integer that a number or its text stands for, as 3.0 and "3.0e+00" stand for 3; None if it is none."""
+    """Return the integer for a number or its text, such as 3 for 3.0 and "3.0e+00"; None if it is no whole number."""
     if not re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{0,30})?([eE][-+]?[0-9]{1,2})?", str(value)):
         return None
     number = Decimal(str(value))
     return int(number) if number == int(number) else None
 
 
-def size_of(height: object, width: object, where: str) -> tuple[int, int]:
+def read_size(height: object, width: object, where: str) -> tuple[int, int]:
     """Return (height, width) of numbers or their text; raise InputError if they are no positive numbers of pixels."""
     try:
         size = number(height), number(width)
@@ -125,29 +123,28 @@ def output_name(reference: str) -> str:
 
 
 class ImageFinder:
-    """Finds the images that annotation files refer to, below the folders `roots`. flag: --images, in their place."""
+    """Finder of the images that annotation files name, below the folders `roots`. chosen: --images, in their place."""
 
-    def __init__(self, roots: Iterable[Path], flag: Path | None = None):
-        self.roots = [flag] if flag else list(dict.fromkeys(roots))
+    def __init__(self, roots: Iterable[Path], chosen: Path | None = None):
+        self.roots = [chosen] if chosen else list(dict.fromkeys(roots))
 
     @cached_property
     def _by_file_name(self) -> dict[str, set[Path]]:
-        """{file name, with and without suffix: files}"""
-        found: dict[str, set[Path]] = {}
+        """Return {file name, with and without suffix: files}."""
+        files: dict[str, set[Path]] = {}
         for root in self.roots:
-            for path in (path for paths in list_folder(root, IMAGE_SUFFIXES).values() for path in paths):
+            for path in list_files(root, IMAGE_SUFFIXES):
                 name = unicodedata.normalize("NFC", path.name)
                 for key in (name, posixpath.splitext(name)[0]):
-                    found.setdefault(key, set()).add(Path(os.path.abspath(path)))
-        return found
+                    files.setdefault(key, set()).add(Path(os.path.abspath(path)))
+        return files
 
     def find(self, reference: str, where: str, subset: str = "") -> Path:
         """Return the file for a path in an annotation: at this path in a root or its `images`, or the one of its name.
 
-        subset: a folder that is looked in first, such as "Train". Of several files with the name, the one in a folder
-        named after it or its split is taken; a file in the folder of another split is not. Without any file of the
-        name, one with another suffix is taken: images are often saved again as JPEG. Raises InputError if there is no
-        file, or if several have the name.
+        subset: a folder to look in first, such as "Train". A file counts if its folder is named after the subset or its
+        split, and does not if its folder is another split's. If no file has the name, one with another suffix counts,
+        because images are often saved again as JPEG. Raises InputError if no file counts, or several do.
         """
         path = PurePosixPath(reference.replace("\\", "/"))
         whole = subset / path
@@ -157,18 +154,18 @@ class ImageFinder:
                 if path.suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(file):  # also if its name is too long
                     return file
         name = unicodedata.normalize("NFC", path.name)
-        found = self._by_file_name.get(name) or self._by_file_name.get(posixpath.splitext(name)[0], set())
+        files = self._by_file_name.get(name) or self._by_file_name.get(posixpath.splitext(name)[0], set())
         if subset:
             top = os.path.commonpath([os.path.abspath(root) for root in self.roots])
-            folders = {file: file.parent.relative_to(top).parts for file in found}
-            wanted = {subset, split_of(subset)} - {""}
-            named = {file for file in found if any({part, split_of(part)} & wanted for part in folders[file])}
-            found = named or {file for file in found if not any(map(split_of, folders[file]))}
-        if len(found) == 1:
-            return next(iter(found))
+            folders = {file: file.parent.relative_to(top).parts for file in files}
+            wanted = {subset, split_in(subset)} - {""}
+            named = {file for file in files if any({part, split_in(part)} & wanted for part in folders[file])}
+            files = named or {file for file in files if not any(map(split_in, folders[file]))}
+        if len(files) == 1:
+            return next(iter(files))
         problem = f"not below {' or '.join(map(str, self.roots))}; name its folder with --images DIR"
-        if found:
-            problem = f"{len(found)} files have its name, such as {', '.join(map(str, sorted(found)[:2]))}"
+        if files:
+            problem = f"{len(files)} files have its name, such as {', '.join(map(str, sorted(files)[:2]))}"
         raise InputError(f"{where}: image {reference!r}: {problem}")
 
 
@@ -181,7 +178,7 @@ def annotation_files(source: Path, suffix: str) -> list[Path]:
         if source.suffix.lower() != suffix:
             raise UserError(f"{source}: expected a {suffix} file; unpack a .zip file and name the folder")
         return [source]
-    found = sorted(path for paths in list_folder(source, (suffix,)).values() for path in paths)
-    if not found:
+    files = sorted(list_files(source, (suffix,)))
+    if not files:
         raise UserError(f"{source}: no {suffix} file in it")
-    return found
+    return files

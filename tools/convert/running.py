@@ -16,7 +16,7 @@ from support.errors import UserError
 from support.files import check_place, read_bytes, write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
-from support.results import claim
+from support.results import reserve
 from support.terminal import say, warn
 from tools.convert.find import find_kind
 from tools.convert.formats import KINDS
@@ -24,7 +24,7 @@ from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.formats.labelstudio import BRUSH
 from tools.convert.output import Job, convert
 from tools.convert.reading import MAX_BYTES, output_name
-from tools.convert.source import Entry, Numbering, Result, Source, number_classes, read_known
+from tools.convert.source import Converted, Entry, Numbering, Source, number_classes, read_known
 
 MOST_FAULTS = 20  # faults that are named
 
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     args.line_width = args.line_width or (3 if args.scribbles else 10)
     args.classes = args.classes or (class_file(args.source) if name == "colours" else "")
     args.known = read_known(args.classes)
-    source = kind.read(args.source, args)
+    source = Source(args.source, args)
+    kind.read(source)
     _add_unlabelled(source, args)
     entries = _named_entries(source, args)
     if not source.names or not any(entry.record for entry in entries):
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
         hint = check_hint(args.source) if name == "colours" else ""
         raise UserError(f"{args.source}: {'no shape' if entries else 'nothing'} to convert as {name}{hint}")
     unlabelled = args.unlabelled or ("ignore" if args.scribbles else kind.unlabelled)
-    numbering = number_classes(source, args.known, unlabelled, args.classes)
+    numbering = number_classes(source, unlabelled)
     folders = ("JPEGImages", SCRIBBLES) if args.scribbles else ("images", "masks")
     images, masks = (args.out / folder / args.split for folder in folders)
     classes, text = args.out / "classes.txt", numbering.text()
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
     settings |= {"kind": name, "source": str(args.source.resolve())}
-    claim(note, settings, results, "tools.convert")
+    reserve(note, settings, results, "tools.convert")
     write_atomic(classes, text)
     job = Job(kind.draw, args, numbering, images, masks)
     done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
@@ -147,16 +148,16 @@ def _stale(masks: Path, args: argparse.Namespace, entries: list[Entry]) -> list[
     """Return a line on masks that an earlier start wrote, and that belong to no label any more."""
     names = {entry.name.casefold() for entry in entries}
     names |= {path.stem.removeprefix(".made_from_") for path in args.out.glob(".made_from_*.json")}  # of --split
-    found = [
+    stale = [
         paths[0]
         for name, paths in list_folder(masks, (".png",)).items()
         if names.isdisjoint((name.casefold(), name.split("/")[0]))
     ]
     remedy = f"{args.source} has no usable label for them now: remove them and their images, unless you want them"
-    return [f"{len(found)} mask(s) of an earlier start, such as {found[0]}: {remedy}"] if found else []
+    return [f"{len(stale)} mask(s) of an earlier start, such as {stale[0]}: {remedy}"] if stale else []
 
 
-def _report(args: argparse.Namespace, source: Source, results: list[Result], numbering: Numbering) -> int:
+def _report(args: argparse.Namespace, source: Source, results: list[Converted], numbering: Numbering) -> int:
     """Print the faults, and what became of the images. Return the exit status."""
     faults = [*source.faults, *(line for result in results for line in result.faults)]
     kinds = "empty", "thin", "blank"
@@ -191,7 +192,7 @@ def _report(args: argparse.Namespace, source: Source, results: list[Result], num
 
 
 def _unlabelled_note(
-    args: argparse.Namespace, source: Source, results: list[Result], numbering: Numbering
+    args: argparse.Namespace, source: Source, results: list[Converted], numbering: Numbering
 ) -> list[str]:
     """Return a line on the pixels that are background because no shape covers them, if any."""
     num_unlabelled = sum(result.num_unlabelled for result in results)

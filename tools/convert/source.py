@@ -1,8 +1,8 @@
-"""What a format's reader hands over: images, classes and the regions it draws; and the numbers of the classes."""
+"""Define what a format's reader fills in (images, classes, shapes), and number the classes."""
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from data.classes import Classes, read_classes, voc_colours
 from support.errors import InputError, UserError
 from support.labels import BACKGROUND, IGNORE
 from tools.convert.polygons import Patch
+from tools.convert.reading import ImageFinder, annotation_files, output_name
 
 IGNORED = "__ignore__"  # LabelMe's name for what is not labelled
 
@@ -21,7 +22,7 @@ Options = argparse.Namespace  # the flags of tools.convert; known: the Classes o
 
 
 class Shape(NamedTuple):
-    """A shape of an annotation: its class, None to ignore its pixels; its place, for messages; its data."""
+    """A shape of an annotation. name: its class, or None to ignore its pixels. where: its place, for messages."""
 
     name: str | None
     where: str
@@ -32,10 +33,10 @@ class Shape(NamedTuple):
 class Entry:
     """An image to convert.
 
-    name: of the output, without suffix; folders are separated by "/". where: file, or file and position in it, for
-    messages. record: what Draw needs: the Shapes, or the file of the mask. size: (height, width) that the annotation
-    declares, None if it declares none. split: train, val, test or another subset of the export, "" if it names none.
-    extract: returns the image's content and suffix from the file `image`, if the image is inside of an annotation file.
+    name: the output's name without suffix, with "/" after each folder. where: the file, or a position in it, for
+    messages. record: what Draw needs: the Shapes, or the file of the mask. size: (height, width) in the annotation, or
+    None. split: train, val, test or another subset of the export, or "". extract: a function that returns the content
+    and suffix of an image that is inside the annotation file `image`.
     """
 
     name: str
@@ -49,13 +50,15 @@ class Entry:
 
 @dataclass
 class Source:
-    """A data set in its own format.
+    """A data set in its own format: the file or folder `path`, and what the format's read() adds.
 
     names: classes in the format's own order. colours: {name: (red, green, blue)}, if the format has them.
-    unlabelled: whether there may be pixels without a class. ignored: names whose pixels become 255 without more words.
+    unlabelled: whether there may be pixels without a class. ignored: names whose pixels become 255 without a message.
     faults: one line for each entry that cannot be used. notes: lines for the user that are no faults.
     """
 
+    path: Path
+    options: Options
     names: list[str] = field(default_factory=list)
     colours: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unlabelled: bool = True
@@ -64,17 +67,46 @@ class Source:
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def root(self) -> Path:
+        """Return the folder of the export, to which the names of outputs are relative."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
     def shape_names(self) -> list[str]:
         """Return the classes of all entries' Shapes, each once, in their order."""
         return list(dict.fromkeys(shape.name for entry in self.entries for shape in entry.record))
 
+    def output_name(self, path: Path) -> str:
+        """Return the name of the output for an annotation file that belongs to one image."""
+        return output_name(path.relative_to(self.root).as_posix())
+
+    def finder(self, *roots: Path) -> ImageFinder:
+        """Return a finder of images below --images, or else below `roots`, or else below the export's folder."""
+        return ImageFinder(roots or [self.root], self.options.images)
+
+    def collect(self, read: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """Yield read(item) of each item. An InputError becomes a line of `faults` instead, and the others go on."""
+        for item in items:
+            try:
+                result = read(item)
+            except InputError as error:
+                self.faults.append(str(error))
+            else:
+                yield result
+
+    def read_files(self, suffix: str, read: Callable[[Path], list[Entry]]) -> None:
+        """Add the entries that `read` returns for each annotation file with a suffix, such as ".json"."""
+        for entries in self.collect(read, annotation_files(self.path, suffix)):
+            self.entries += entries
+
 
 @dataclass
-class Result:
-    """What became of an entry: whether its files are there, faults, and {class without a number: shapes}.
+class Converted:
+    """What became of an entry. is_written: whether its image and mask are there.
 
-    num_pixels, num_unlabelled: pixels of the image, and those in no shape. Places: empty: of shapes without a pixel;
-    thin: of thin polygons; blank: of the image if it has no shape.
+    num_pixels, num_unlabelled: pixels of the image, and those in no shape. unlisted: {class without a number: shapes}.
+    empty, thin, blank: places of shapes without a pixel, of thin polygons, and of an image without a shape.
     """
 
     is_written: bool = False
@@ -87,55 +119,47 @@ class Result:
     unlisted: Counter = field(default_factory=Counter)
 
 
-# Yields (class or None, pixels) of an entry in drawing order: later ones cover earlier ones. The arguments are the
-# entry, the image's (height, width), the options, and the Result, to which it adds shapes that are empty or thin.
-# Raises InputError if the mask would be wrong: the entry is then skipped.
-Draw = Callable[[Entry, tuple[int, int], Options, Result], Iterator[tuple[str | None, Patch]]]
+# draw(entry, the image's (height, width), options, converted) yields (class or None, pixels) in drawing order: later
+# ones cover earlier ones. It adds empty and thin shapes to `converted`, and raises InputError if the mask would be
+# wrong, so that the entry is skipped.
+Draw = Callable[[Entry, tuple[int, int], Options, Converted], Iterator[tuple[str | None, Patch]]]
 
-# Returns the pixels of a shape: patch(data, where, size, line width).
+# patch(data, where, size, line width) returns the pixels of a shape.
 Patcher = Callable[[Any, str, tuple[int, int], float], Patch]
 
 
 class Kind(NamedTuple):
-    """A format. about: for --help. unlabelled: default of --unlabelled."""
+    """A format. read: fills in a Source. about: its line of --help. unlabelled: its default of --unlabelled."""
 
-    read: Callable[[Path, Options], Source]
+    read: Callable[[Source], None]
     draw: Draw
     about: str
     unlabelled: str = "background"
 
 
 def shapes(patch: Patcher) -> Draw:
-    """Return the Draw of a format whose records are lists of Shapes."""
+    """Return the Draw for a format whose records are lists of Shapes."""
     return partial(_draw_shapes, patch)
 
 
 def _draw_shapes(
-    patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, result: Result
+    patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, converted: Converted
 ) -> Iterator[tuple[str | None, Patch]]:
     for name, where, data in entry.record:
-        found = patch(data, where, size, options.line_width)
-        if found.mask.any():
-            result.thin += [where] if found.is_thin else []
-            yield name, found
+        pixels = patch(data, where, size, options.line_width)
+        if pixels.mask.any():
+            converted.thin += [where] if pixels.is_thin else []
+            yield name, pixels
         else:
-            result.empty.append(where)
-
-
-def collect(read: Callable[[Any], Any], items: Any, faults: list[str]) -> Iterator[Any]:
-    """Yield read(item) of each item; add a line to `faults` for each that raises InputError."""
-    for item in items:
-        try:
-            result = read(item)
-        except InputError as error:
-            faults.append(str(error))
-        else:
-            yield result
+            converted.empty.append(where)
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """names and colours as in Classes. numbers: {class of the source: label value}. unlabelled: the value elsewhere."""
+    """The label values of a source's classes. names, colours: as in Classes.
+
+    numbers: {class of the source: label value}. unlabelled: the value of pixels without a class.
+    """
 
     names: list[str]
     colours: np.ndarray
@@ -149,39 +173,39 @@ class Numbering:
 
 
 def read_known(chosen: str) -> Classes | None:
-    """Return the classes of --classes, without LabelMe's __ignore__, or None if it is not given."""
+    """Return the classes of --classes without LabelMe's __ignore__, or None without the flag."""
     if not chosen:
         return None
     classes, colours = read_classes(chosen, None), voc_colours()
     kept = [number for number, name in enumerate(classes.names) if name != IGNORED]
     for number, old in enumerate(kept):
-        if (classes.colours[old] != voc_colours()[old]).any():  # a colour of its own
+        if (classes.colours[old] != voc_colours()[old]).any():  # the file gives it a colour
             colours[number] = classes.colours[old]
     return Classes([classes.names[number] for number in kept], colours)
 
 
-def number_classes(source: Source, known: Classes | None, unlabelled: str, chosen: str) -> Numbering:
-    """Return the numbers of a source's classes.
+def number_classes(source: Source, unlabelled: str) -> Numbering:
+    """Return the numbers of a source's classes: in the order of --classes, or else of the source after "background".
 
-    known: classes of --classes, whose order counts; None: the source's own order, after "background" if pixels without
-    a class are background. unlabelled: "background" or "ignore". chosen: --classes, for messages. Raises UserError if
-    there are not 2 to 255 classes, or if `known` has no background that is needed.
+    unlabelled: "background" or "ignore", for pixels without a class. Raises UserError if there are not 2 to 255
+    classes, or if --classes lacks a background that is needed.
     """
+    known = source.options.known
     cleaned = {name: " ".join(name.split()).encode(errors="replace").decode() for name in source.names}  # "\ud800"
     if known:
         names, colours = known.names, known.colours
     else:
-        own = [name for name in dict.fromkeys(cleaned.values()) if name and name != IGNORED]
-        background = [name for name in own if name.lower() in BACKGROUND]
+        labels = [name for name in dict.fromkeys(cleaned.values()) if name and name != IGNORED]
+        background = [name for name in labels if name.lower() in BACKGROUND]
         if not background and source.unlabelled and unlabelled == "background":
             background = ["background"]
-        names, colours = [*background, *(name for name in own if name not in background)], voc_colours()
+        names, colours = [*background, *(name for name in labels if name not in background)], voc_colours()
+        for number, name in enumerate(names[:255]):
+            colours[number] = source.colours.get(name, colours[number])
     if not 2 <= len(names) <= 255:
         remedy = "label another, such as background" if len(names) < 2 else "name those to keep by --classes FILE"
-        found = f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'})"
-        raise UserError(f"the labels have {found}, but a model needs 2 to 255: {remedy}")
-    for number, name in enumerate(names if not known else ()):
-        colours[number] = source.colours.get(name, colours[number])
+        shown = f"{len(names)} class(es) ({', '.join(names[:5]) or 'none'})"
+        raise UserError(f"the labels have {shown}, but a model needs 2 to 255: {remedy}")
     twice = [name for name, count in Counter(cleaned[name] for name in source.names).items() if count > 1]
     source.notes += [f"several classes are named {name!r}: they become one" for name in twice]
     numbers = {name: number for number, name in enumerate(names)} | dict.fromkeys((IGNORED, *source.ignored), IGNORE)
@@ -190,8 +214,9 @@ def number_classes(source: Source, known: Classes | None, unlabelled: str, chose
         return Numbering(names, colours, numbers, IGNORE)
     background = [name for name in names if name.lower() in BACKGROUND]
     if not background:
-        raise UserError(
-            f"--classes {chosen}: no class is named background, but pixels without a label need one: ignore them with "
-            "--unlabelled ignore; or add a line 'background' to a copy of the file, and convert all labels with it"
+        problem = (
+            "no class is named background, but pixels without a label need one: ignore them with --unlabelled ignore"
         )
+        remedy = "or add a line 'background' to a copy of the file, and convert all labels with it"
+        raise UserError(f"--classes {source.options.classes}: {problem}; {remedy}")
     return Numbering(names, colours, numbers, numbers[background[0]])

@@ -1,4 +1,4 @@
-"""Write a scribble for each dense mask of a folder, drawn as a person would.
+"""Write a scribble for each dense mask in a folder, drawn as a person would.
 
     python -m tools.scribbles simulate MyData/masks MyData/pascal_2012_scribble
 
@@ -25,7 +25,7 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
-from support.results import claim
+from support.results import reserve
 from support.terminal import say, warn
 from tools.arguments import Parser
 from tools.scribbles.regions import import_extra
@@ -43,34 +43,33 @@ def main(argv: list[str] | None = None) -> int:
     job = {"out": args.out, "style": style, "seed": args.seed, "colours": read_classes(args.classes, None).colours}
     settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
     settings |= {"masks": str(args.masks.resolve())}
-    claim(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", inputs=[args.masks])
+    reserve(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", inputs=[args.masks])
     results = work_on(functools.partial(_simulate, **job), masks, args.workers, "mask", "drawing")
-    how = Counter(results)
-    drawn, kept = how.pop("drawn", 0), how.pop("kept", 0)
-    warn(*how)
+    counts = Counter(results)
+    drawn, kept = counts.pop("drawn", 0), counts.pop("kept", 0)
+    warn(*counts)  # the lines on masks without a scribble
     say(f"{args.out}: {drawn} scribble(s) drawn" + (f", {kept} kept (from an earlier start)" if kept else ""))
-    return 1 if how else 0
+    return 1 if counts else 0
 
 
 def find_masks(folder: Path, list_file: Path | None) -> dict[str, Path]:
-    """Return {name without suffix: file} of the masks below a folder.
+    """Return {name without suffix: file} of the masks below a folder, or of those in a list file, one name per line.
 
-    list_file: names to take, one a line; None takes all. Raises UserError if there is none, a listed one is missing,
-    or two have one name.
+    Raises UserError if there is none, a listed one is missing, or two have one name.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    found, every = list_folder(folder, LABEL_SUFFIXES), list_folder(folder, ANY_SUFFIXES)
-    if twice := next((paths for paths in found.values() if len(paths) > 1), None):
+    masks, files = list_folder(folder, LABEL_SUFFIXES), list_folder(folder, ANY_SUFFIXES)
+    if twice := next((paths for paths in masks.values() if len(paths) > 1), None):
         raise UserError(f"{twice[0]} and {twice[1].name}: two files of one name: remove or rename one")
-    if not found:
+    if not masks:
         raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
-    if not list_file and (others := sorted(every.keys() - found.keys())):
-        warn(f"{len(others)} JPEG file(s), such as {every[others[0]][0]}, left out: {NO_JPEG}")
-    names = [without_suffix(line, found) for line in read_list(list_file)] if list_file else list(found)
-    if missing := [name for name in names if name not in found]:
+    if not list_file and (others := sorted(files.keys() - masks.keys())):
+        warn(f"{len(others)} JPEG file(s), such as {files[others[0]][0]}, left out: {NO_JPEG}")
+    names = [without_suffix(line, masks) for line in read_list(list_file)] if list_file else list(masks)
+    if missing := [name for name in names if name not in masks]:
         raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")
-    return {name: found[name][0] for name in names}
+    return {name: masks[name][0] for name in names}
 
 
 def _style(args: argparse.Namespace) -> Style:

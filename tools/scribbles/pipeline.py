@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 if not __package__:  # started as a file
@@ -23,7 +24,7 @@ if __name__ == "__main__":
 from data.classes import read_classes
 from data.images import read_label
 from data.label_check import MAX_LABELS_READ
-from data.layout import MASKS, SCRIBBLES, find_split, first_folder, pair_files
+from data.layout import MASKS, SCRIBBLES, find_split, first_folder
 from flags import FLAGS, Config, as_dict, parse_flags
 from flags.programs import PSEUDO
 from flags.recipe import RECIPE_FLAGS
@@ -32,14 +33,14 @@ from support import program, shell, signals
 from support.errors import STOPPED, UserError
 from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
-from support.results import claim
+from support.results import reserve
 from support.terminal import say, warn
 from tools.arguments import Parser
 from tools.check.rules import DENSE
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
-OWN_SIMULATE = ("--background", "--list")
+OWN_SIMULATE = ("background", "list")
 OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path", *DATA)
 # Flags that do not change results, and may differ when the chain is started again.
 FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
@@ -51,7 +52,7 @@ PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run all steps. Returns 0, or the exit status of the step that failed. argv: the words; None: sys.argv."""
+    """Run all steps. Return 0, or the exit status of the step that failed. argv: the words, or None for sys.argv."""
     args, flags = parser().parse_known_args(sys.argv[1:] if argv is None else argv)
     if not args.data.is_dir():
         raise UserError(f"{args.data}: no such folder: the first argument must be the data set's folder")
@@ -79,9 +80,7 @@ def run_steps(args, flags: list[str]) -> None:
     data, work = args.data.resolve(), args.work.resolve()
     flags, cfg = read_flags(flags, args.pseudo, data)
     drawn, masks = (data / SCRIBBLES).is_dir(), first_folder(data, cfg.val_path, *MASKS)
-    own = next((word for word in args.simulate if word.partition("=")[0] in OWN_SIMULATE), None)
-    if own:
-        raise UserError(f"--simulate {own}: the chain sets this flag of tools.scribbles itself: drop it")
+    refuse(args.simulate, OWN_SIMULATE, "tools.scribbles", "--simulate ")
     if drawn and args.simulate:
         raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
     if not drawn and not masks.is_dir():
@@ -96,38 +95,46 @@ def run_steps(args, flags: list[str]) -> None:
         check = shell.python_command("-m", "tools.check", data, "--dataset", "ScribbleOnly" if drawn else "Dense")
         raise UserError(f"{data / 'classes.txt'}: no such file: list the class names there, one per line, or "
                         f"set --numclasses (to count them: {check})")  # fmt: skip
-    labels = sorted({files["label"] for files in pair_files(splits[0])[1]})
+    labels = sorted({files["label"] for files in splits[0].files})
     if drawn:
         check_strokes(scribbles, labels)
     contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
-    digest = hashlib.sha256(contents.encode()).hexdigest()
-    settings = {name: value for name, value in as_dict(cfg).items() if name not in FREE}
-    settings |= {"data": str(data), "scribbles": digest}
-    settings |= {"lists": [sha256(split.list_file) for split in splits if split.list_file]}
-    settings |= {"class names": sha256(Path(cfg.classes)) if Path(cfg.classes).is_file() else cfg.classes}
-    # The recipe leaves given flags alone, also those given with their default value.
-    settings |= {"given flags": sorted(given & RECIPE_FLAGS)}
-    settings |= {"simulate": args.simulate, "pseudo": args.pseudo}
+    settings = {name: value for name, value in as_dict(cfg).items() if name not in FREE} | {
+        "data": str(data),
+        "scribbles": hashlib.sha256(contents.encode()).hexdigest(),
+        "lists": [sha256(split.list_file) for split in splits if split.list_file],
+        "class names": sha256(Path(cfg.classes)) if Path(cfg.classes).is_file() else cfg.classes,
+        # The recipe leaves these alone, even where they have their default value.
+        "given flags": sorted(given & RECIPE_FLAGS),
+        "simulate": args.simulate,
+        "pseudo": args.pseudo,
+    }
     # train.py would keep models of other labels or flags, and their scores.
-    claim(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh")
-    launch = [word for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default
-              for word in (f"--{name}", getattr(cfg, name))]  # fmt: skip
+    reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh")
+    passed_on = {name: getattr(cfg, name) for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default}
+    launch = [word for name, value in passed_on.items() for word in (f"--{name}", value)]
 
     def train(number: int, *more: object) -> None:
-        own = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", f"round_{number}"]
-        run("train.py", *flags, *own, "--resume", "auto", *more, num_processes=args.processes)
+        folders = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", f"round_{number}"]
+        run("train.py", *flags, *folders, "--resume", "auto", *more, num_processes=args.processes)
 
     if not drawn:
-        own = ["--list", splits[0].list_file, "--background", cfg.background]
-        run("tools/scribbles/__main__.py", "simulate", masks, scribbles, *own, *args.simulate)
+        words = ["--list", splits[0].list_file, "--background", cfg.background, *args.simulate]
+        run("tools/scribbles/__main__.py", "simulate", masks, scribbles, *words)
     train(0, "--dataset", "ScribbleOnly")
     for number in range(1, args.rounds + 1):
-        labels = work / f"pseudo_{number}"
-        own = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--output", labels]
-        run("pseudo.py", *own, *launch, *args.pseudo, num_processes=args.processes)
-        train(number, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
+        pseudo = work / f"pseudo_{number}"
+        words = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--output", pseudo, *launch, *args.pseudo]
+        run("pseudo.py", *words, num_processes=args.processes)
+        train(number, "--dataset", "ScribblePseudo", "--pseudo_path", pseudo)
     last = work / f"round_{args.rounds}" / "best.pt"
     run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
+
+
+def refuse(words: Iterable[str], names: Collection[str], program: str, start: str = "") -> None:
+    """Raise UserError if one of the words is a flag in `names`, which the chain sets. start: begins the message."""
+    if word := next((word for word in words if word[:2] == "--" and word.partition("=")[0][2:] in names), None):
+        raise UserError(f"{start}{word}: the chain sets this flag of {program} itself: drop it")
 
 
 def check_strokes(folder: Path, labels: list[Path]) -> None:
@@ -149,9 +156,7 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[st
 
     Raises UserError on a wrong flag of train.py or pseudo.py, so that it is found before anything is done.
     """
-    own = next((word for word in flags if word.startswith("--") and word.partition("=")[0][2:] in OWN), None)
-    if own:
-        raise UserError(f"{own}: the chain sets this flag of train.py itself: drop it")
+    refuse(flags, OWN, "train.py")
     cfg, file = parse_flags([*flags, "--dataset_path", str(data)]), data / "classes.txt"
     given = cfg.given or frozenset()
     if file.is_file():
@@ -170,9 +175,7 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[st
         names = PSEUDO.command_line(pseudo)[0]
     except UserError as error:
         raise UserError(f"--pseudo: {error}") from None
-    own = next((name for name in names if name in OWN_PSEUDO), None)
-    if own:
-        raise UserError(f"--pseudo --{own}: the chain sets this flag of pseudo.py itself: drop it")
+    refuse(map("--{}".format, names), OWN_PSEUDO, "pseudo.py", "--pseudo ")
     return flags, cfg
 
 

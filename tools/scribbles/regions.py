@@ -1,4 +1,4 @@
-"""The connected regions of each class in a dense mask: their depth, their skeleton, and the longest path in it.
+"""Find the connected regions of each class in a dense mask, their depth, their skeleton and the longest path in it.
 
 Skeletons need scikit-image and SciPy (the extra `scribbles`).
 """
@@ -39,13 +39,13 @@ def find_regions(label: np.ndarray, min_area: int) -> Regions:
     classes: list[int] = []
     boxes: list[Box] = []
     for value in np.flatnonzero(np.bincount(label.ravel(), minlength=256)[:IGNORE]).tolist():
-        _, found, stats, _ = cv2.connectedComponentsWithStats((label == value).view(np.uint8), connectivity=8)
+        _, numbers, stats, _ = cv2.connectedComponentsWithStats((label == value).view(np.uint8), connectivity=8)
         areas = stats[1:, cv2.CC_STAT_AREA]
         kept = areas >= min_area
         kept[np.argmax(areas)] = True
         renumbered = np.zeros(len(stats), np.int32)
         renumbered[1:][kept] = np.arange(len(classes) + 1, len(classes) + 1 + int(kept.sum()))
-        number += renumbered[found]
+        number += renumbered[numbers]
         for left, top, width, height, _ in stats[1:][kept].tolist():
             classes.append(value)
             boxes.append((slice(top, top + height), slice(left, left + width)))

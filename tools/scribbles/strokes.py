@@ -39,7 +39,7 @@ class Style:
 def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.ndarray:
     """Return a scribble, (H, W) uint8: the class on each stroke, 255 elsewhere.
 
-    label: dense mask, (H, W) uint8, 255 = ignore. name: of the image; seed and name give the random numbers, so that
+    label: dense mask, (H, W) uint8, 255 = ignore. name: the image's; seed and name give the random numbers, so that
     the result depends on neither the order of images nor the number of processes.
     """
     scribble = np.full(label.shape, IGNORE, np.uint8)
@@ -51,13 +51,13 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
         if not drawn[index]:
             continue
         inside = regions.number[box] == index + 1
-        found = skeleton(inside)
+        pixels = skeleton(inside)
         inner = np.where(inside, depth[box], 0)
-        if not len(found):  # thinning can use up a region of a few pixels
-            found = np.argwhere(inside & (inner == inner[inside].max()))[:1]
+        if not len(pixels):  # thinning can use up a region of a few pixels
+            pixels = np.argwhere(inside & (inner == inner[inside].max()))[:1]
         if value == style.background:
-            found = _deep_part(found, inner)
-        curve = _interior(longest_path(found), inner, style, rngs[index])
+            pixels = _deep_part(pixels, inner)
+        curve = _interior(longest_path(pixels), inner, style, rngs[index])
         stroke = _drawn(curve, inside.shape, style.width)
         scribble[box][stroke & inside] = value
     return scribble
@@ -72,7 +72,7 @@ def _chosen(regions: Regions, depth: np.ndarray, draws: list[float], style: Styl
     """Return which regions get a stroke.
 
     A region is skipped with probability skip ** (d / (THIN * shorter side)), where d is 1 more than its largest depth:
-    people skip thin things first. Of a class's other regions, the largest ones are drawn, at most `per_class`.
+    people skip thin things first. The largest others of each class are drawn, at most `per_class`.
     """
     count = len(regions.classes)
     deepest, areas = np.zeros(count + 1), np.bincount(regions.number.ravel(), minlength=count + 1)
@@ -88,11 +88,11 @@ def _chosen(regions: Regions, depth: np.ndarray, draws: list[float], style: Styl
 
 def _deep_part(pixels: np.ndarray, depth: np.ndarray) -> np.ndarray:
     """Return the part of a skeleton (N, 2) around its deepest pixel that is nowhere shallower than SHALLOW says."""
-    own = depth[pixels[:, 0], pixels[:, 1]]
+    depths = depth[pixels[:, 0], pixels[:, 1]]
     deep = np.zeros(depth.shape, np.uint8)
-    deep[tuple(pixels[own >= SHALLOW * own.max()].T)] = 1
+    deep[tuple(pixels[depths >= SHALLOW * depths.max()].T)] = 1
     _, part = cv2.connectedComponents(deep, connectivity=8)
-    return np.argwhere(part == part[tuple(pixels[np.argmax(own)])])
+    return np.argwhere(part == part[tuple(pixels[np.argmax(depths)])])
 
 
 def _interior(path: np.ndarray, depth: np.ndarray, style: Style, rng: np.random.Generator) -> np.ndarray:

@@ -7,96 +7,77 @@ together are one object, or {"counts", "size": [height, width]}. Counts run down
 
 import posixpath
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from support.errors import InputError
 from tools.convert.polygons import Patch, fill, from_runs, read_points
-from tools.convert.reading import (
-    SPLITS,
-    ImageFinder,
-    annotation_files,
-    output_name,
-    read_json,
-    size_of,
-    split_of,
-    value_of,
-    whole_number,
-)
-from tools.convert.source import Entry, Options, Shape, Source, collect
+from tools.convert.reading import SPLITS, output_name, read_json, read_size, read_value, split_in, whole_number
+from tools.convert.source import Entry, Shape, Source
 
 Id = int | str
 
 MAX_CROWDS = 0.1  # share of the objects; in COCO itself it is 0.01
 
 
-def read(source: Path, options: Options) -> Source:
-    """Return the images and classes of a COCO file, or of all such files below a folder.
+def read(source: Source) -> None:
+    """Read the images and classes of a COCO file, or of all such files below a folder.
 
-    Other files of a folder are left out, such as COCO's captions and key points.
+    A folder's other files are left out, such as COCO's captions and key points.
     """
-    result, others = Source(), []
+    others: list[Path] = []
     categories: dict[str, Id] = {}
-    root = source if source.is_dir() else source.parent
 
-    def read_one(path: Path) -> list[Entry]:
-        content = read_json(path)
-        if source.is_dir() and not _has_masks(content):
+    def read_file(path: Path) -> list[Entry]:
+        content, is_folder = read_json(path), source.path.is_dir()
+        if is_folder and not _has_masks(content):
             others.append(path)
             return []
         names = _categories(content, path)
-        result.names += [name for name, count in Counter(names.values()).items() if count > 1]  # for a note
+        source.names += [name for name, count in Counter(names.values()).items() if count > 1]  # for a note
         for number, name in names.items():
             categories.setdefault(name, number)
         images: dict[Id, Any] = {}
-        records = enumerate(value_of(content, "images", list, str(path)))
-        for number, image in collect(partial(_numbered, path), records, result.faults):
+
+        def read_image(item: tuple[int, Any]) -> tuple[Id, Any]:
+            return _read_id(item[1], "id", f"{path}: images[{item[0]}]"), item[1]
+
+        for number, image in source.collect(read_image, enumerate(read_value(content, "images", list, str(path)))):
             images[number] = None if number in images else image
-        shapes = _shapes(content, path, names, images, result)
-        folder, split = _split_folder(root, path), split_of(path.stem) if source.is_dir() else ""
+        shapes = _read_shapes(content, path, names, images, source)
+        folder, split = _split_folder(source.root, path), split_in(path.stem) if is_folder else ""
         above = [path.parent.parent] if path.parent.name == "annotations" else []
-        finder = ImageFinder([path.parent, *above, root], options.images)
+        finder = source.finder(path.parent, *above, source.root)
 
         def entry(number: Id) -> Entry:
             where = f"{path}: image {number}"
             if images[number] is None:
                 raise InputError(f"{path}: id {number} occurs twice in 'images': skipped")
-            reference = value_of(images[number], "file_name", str, where)
+            reference = read_value(images[number], "file_name", str, where)
             name = posixpath.join(folder, output_name(reference))
-            size = size_of(images[number].get("height"), images[number].get("width"), where)
+            size = read_size(images[number].get("height"), images[number].get("width"), where)
             file = finder.find(reference, str(path), split)
             return Entry(name, f"{path}: {reference}", file, shapes[number], size, split="" if folder else split)
 
-        return list(collect(entry, shapes, result.faults))
+        return list(source.collect(entry, shapes))
 
-    for entries in collect(read_one, annotation_files(source, ".json"), result.faults):
-        result.entries += entries
-    result.names[:0] = sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
+    source.read_files(".json", read_file)
+    source.names[:0] = sorted(categories, key=lambda name: (isinstance(categories[name], str), categories[name]))
     if others:
-        result.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
-    return result
+        source.notes.append(f"{len(others)} JSON file(s) without COCO masks, such as {others[0]}: left out")
 
 
-def _numbered(path: Path, item: tuple[int, Any]) -> tuple[Id, Any]:
-    """Return (id, record) of an image. item: its position in the file, and the record."""
-    return _id(item[1], "id", f"{path}: images[{item[0]}]"), item[1]
-
-
-def _id(record: Any, key: str, where: str) -> Id:
-    """Return an id of a record: 3 for 3, "3", which VIA writes, and pandas' 3.0; another text as it is."""
-    value = value_of(record, key, (int, float, str), where)
+def _read_id(record: Any, key: str, where: str) -> Id:
+    """Return an id of a record: 3 for 3, for VIA's "3" and for pandas' 3.0; another text stays as it is."""
+    value = read_value(record, key, (int, float, str), where)
     number = whole_number(value)
-    return value_of(record, key, str, where) if number is None else number
+    return read_value(record, key, str, where) if number is None else number
 
 
 def _has_masks(content: object) -> bool:
     """Return whether the content of a JSON file is COCO's, and not of captions, key points, or images alone."""
-    if (
-        not isinstance(content, dict)
-        or not content.get("categories")
-        or not {"images", "annotations"} <= content.keys()
-    ):
+    content = content if isinstance(content, dict) else {}
+    if not content.get("categories") or not {"images", "annotations"} <= content.keys():
         return False
     annotations = content["annotations"]
     first = annotations[0] if isinstance(annotations, list) and annotations else None
@@ -105,8 +86,8 @@ def _has_masks(content: object) -> bool:
 
 def _categories(content: object, path: Path) -> dict[Id, str]:
     """Return {id: name} of a COCO file's categories. Raises InputError if there are none or one is invalid."""
-    categories = value_of(content, "categories", list, str(path))
-    names = {_id(item, "id", f"{path}: categories"): item.get("name") for item in categories}
+    categories = read_value(content, "categories", list, str(path))
+    names = {_read_id(item, "id", f"{path}: categories"): item.get("name") for item in categories}
     if len(names) < len(categories):
         raise InputError(f"{path}: 'categories' has one id twice: give each class an id of its own")
     if not names or not all(isinstance(name, str) and name.strip() for name in names.values()):
@@ -115,10 +96,9 @@ def _categories(content: object, path: Path) -> dict[Id, str]:
 
 
 def _split_folder(root: Path, path: Path) -> str:
-    """Return the folder of an annotation file below the root, which begins the names of its images.
+    """Return the folder, below the root, of an annotation file: the names of its images begin with it.
 
-    Of the folders above a folder "annotations", only those of splits count. "valid" and "Training" become "val" and
-    "train".
+    Only splits count in the path to a folder "annotations". "valid" and "Training" become "val" and "train".
     """
     parts = [SPLITS.get(part.lower(), part) for part in path.parent.relative_to(root).parts]
     if "annotations" in parts:
@@ -126,15 +106,15 @@ def _split_folder(root: Path, path: Path) -> str:
     return "/".join(parts)
 
 
-def _shapes(
-    content: dict, path: Path, names: dict[Id, str], images: dict[Id, dict], result: Source
+def _read_shapes(
+    content: dict, path: Path, names: dict[Id, str], images: dict[Id, dict], source: Source
 ) -> dict[Id, list[Shape]]:
     """Return {image id: shapes}: crowds, which are ignored, then objects in the order of the file, polygon by polygon.
 
-    An image with an annotation that is invalid is left out: its mask would be wrong.
+    An image with an invalid annotation is left out, because its mask would be wrong.
     """
     shapes: dict[Id, list[Shape]] = {number: [] for number in images}
-    annotations = value_of(content, "annotations", list, str(path))
+    annotations = read_value(content, "annotations", list, str(path))
     if not annotations:
         remedy = "Label Studio leaves brush labels out of COCO: export JSON there"
         raise InputError(f"{path}: 'annotations' is empty, so no object is labelled: export again ({remedy})")
@@ -144,18 +124,17 @@ def _shapes(
     has_crowds = num_crowds <= MAX_CROWDS * len(annotations)
     if not has_crowds:
         marked = f"{num_crowds} of {len(annotations)} objects are marked as crowds"
-        result.notes.append(
-            f"{path}: {marked}: drawn as objects, because CVAT and supervision mark every mask as a crowd"
-        )
+        why = "drawn as objects, because CVAT and supervision mark every mask as a crowd"
+        source.notes.append(f"{path}: {marked}: {why}")
     num_empty, is_lost = 0, False
     for position, annotation in enumerate(annotations):
         where = f"{path}: annotations[{position}]"
         number: Id | None = None
         try:
-            number = _id(annotation, "image_id", where)
+            number = _read_id(annotation, "image_id", where)
             if number not in images:
                 raise InputError(f"{where}: image_id {number} is not in 'images'")
-            category = _id(annotation, "category_id", where)
+            category = _read_id(annotation, "category_id", where)
             name = names.get(category, f"category_id {category}")
             crowd = annotation.get("iscrowd")
             if crowd not in (None, 0, 1, "0", "1"):
@@ -172,16 +151,16 @@ def _shapes(
                     here = f"{where}: polygon {at}" if len(parts) > 1 else where
                     shapes[number].append(Shape(None if is_crowd else name, here, part))
         except InputError as error:
-            result.faults.append(str(error))
+            source.faults.append(str(error))
             is_lost |= number not in images
             shapes.pop(number, None)  # type: ignore[arg-type]
-    if is_lost and (blank := [number for number, found in shapes.items() if not found]):
-        shapes = {number: found for number, found in shapes.items() if found}
+    if is_lost and (blank := [number for number, drawn in shapes.items() if not drawn]):
+        shapes = {number: drawn for number, drawn in shapes.items() if drawn}
         left = f"{len(blank)} image(s) without an object, such as image {blank[0]}: left out"
-        result.faults.append(f"{path}: {left}: the annotation without an image may be of one of them")
+        source.faults.append(f"{path}: {left}: the annotation without an image may be of one of them")
     if num_empty:
-        result.notes.append(f"{path}: {num_empty} object(s) have no outline and a box of no area: left out")
-    return {number: sorted(found, key=lambda shape: shape.name is not None) for number, found in shapes.items()}
+        source.notes.append(f"{path}: {num_empty} object(s) have no outline and a box of no area: left out")
+    return {number: sorted(drawn, key=lambda shape: shape.name is not None) for number, drawn in shapes.items()}
 
 
 def _check_extent(segmentation: object, box: object, where: str) -> None:
@@ -192,12 +171,10 @@ def _check_extent(segmentation: object, box: object, where: str) -> None:
         return
     if not all(isinstance(value, int | float) for value in (*box, *values)):
         return
-    for side, own in zip(box[2:], (values[::2], values[1::2]), strict=True):
-        if 2 * (max(own) - min(own)) + 4 < side:
-            raise InputError(
-                f"{where}: its polygons span {max(own) - min(own):.4g} pixels, but its bbox {side:.4g}: are they RLE "
-                "counts, or coordinates from 0 to 1?"
-            )
+    for side, axis in zip(box[2:], (values[::2], values[1::2]), strict=True):
+        if 2 * (span := max(axis) - min(axis)) + 4 < side:
+            remedy = "are they RLE counts, or coordinates from 0 to 1?"
+            raise InputError(f"{where}: its polygons span {span:.4g} pixels, but its bbox {side:.4g}: {remedy}")
 
 
 def patch(segmentation: object, where: str, size: tuple[int, int], line_width: float) -> Patch:
@@ -225,9 +202,9 @@ def _decode(segmentation: dict, where: str, size: tuple[int, int]) -> Patch:
 def _decompress(text: str, where: str) -> list[int]:
     """Return the run lengths of COCO's compressed RLE.
 
-    The code of each character, minus 48, has 6 bits: 5 of the number, lowest first, and one that says whether more
-    follow. The highest bit is the sign. From the fourth number on, the text has the difference to the number two before
-    (cocodataset/cocoapi, common/maskApi.c, rleFrString).
+    Each character's code, minus 48, has 6 bits: one says whether more characters follow, 5 belong to the number, the
+    lowest first. The last of these is the sign. The fourth number and all after it are differences to the number two
+    before (cocodataset/cocoapi, common/maskApi.c, rleFrString).
     """
     counts: list[int] = []
     value = shift = 0
@@ -239,12 +216,10 @@ def _decompress(text: str, where: str) -> list[int]:
         shift += 5
         if shift > 60:
             raise InputError(f"{where}: the compressed RLE has a number of more than 60 bits")
-        if bits & 32:
-            continue
-        if bits & 16:
-            value -= 1 << shift
-        counts.append(value + (counts[-2] if len(counts) > 2 else 0))
-        value = shift = 0
+        if not bits & 32:
+            value -= (bits & 16) << (shift - 4)  # two's complement
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
     if shift:
         raise InputError(f"{where}: the compressed RLE is cut off")
     return counts

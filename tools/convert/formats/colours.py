@@ -14,7 +14,7 @@ from PIL import Image
 
 from data.classes import MAX_TEXT
 from data.images import LABEL_SUFFIXES, NO_JPEG, decode
-from data.layout import Split, list_folder, match_files, select
+from data.layout import Split, first_folder, list_folder, match_files, select
 from support import shell
 from support.errors import InputError, UserError
 from support.files import read_bytes
@@ -22,7 +22,7 @@ from support.progress import progress_bar
 from support.terminal import say
 from tools.convert.polygons import Patch
 from tools.convert.reading import read_splits
-from tools.convert.source import Entry, Options, Result, Source
+from tools.convert.source import Converted, Entry, Options, Source
 
 MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
@@ -35,41 +35,38 @@ NO_IMAGES = (*MASK_FOLDERS, "SegmentationObject")  # folders below that of the i
 LISTS = "ImageSets/Segmentation"  # as PASCAL VOC, CVAT and Datumaro have them
 
 
-def read(source: Path, options: Options) -> Source:
-    """Return the pairs of images and masks, and the classes: those of --classes, or one for each colour found.
+def read(source: Source) -> None:
+    """Read the pairs of images and masks, and the classes: those of --classes, or one for each colour in the masks.
 
-    An entry's record is its mask. Raises UserError if a folder is missing, if no mask can be read, or if there
+    The record of an entry is its mask. Raises UserError if a folder is missing, if no mask can be read, or if there
     are more than MOST colours.
     """
-    result = _pairs(source, options)
-    if options.known:
-        _check_colours(options)
-        result.names, result.unlabelled = options.known.names, False
-        return result
+    _pair(source)
+    if source.options.known:
+        _check_colours(source.options)
+        source.names, source.unlabelled = source.options.known.names, False
+        return
     counts: Counter[int] = Counter()
-    for pixels in _readable(result.entries, "finding colours"):
+    for pixels in _readable(source.entries, "finding colours"):
         counts.update(dict(zip(*map(np.ndarray.tolist, np.unique(pixels, return_counts=True)), strict=True)))
-    if result.entries and not counts:
-        _packed(result.entries[0].record)  # raises: no mask can be read, and draw() comes too late to say why
+    if source.entries and not counts:
+        _packed(source.entries[0].record)  # raises: no mask can be read, and draw() comes too late to say why
     colours = sorted(counts)
     if len(colours) > MOST:
         raise UserError(
-            f"{source}: the masks have {len(colours)} colours, as smoothing or JPEG leave them: name those of the "
+            f"{source.path}: the masks have {len(colours)} colours, as smoothing or JPEG leave them: name those of the "
             "classes with --classes FILE (a line 'name #RRGGBB' for each); others are then ignored"
         )
-    mixed = _mixed(result.entries, counts)
-    if mixed:
+    if mixed := _mixed(source.entries, counts):
         share = f"{max(counts[colour] for colour in mixed) / counts.total():.1%}"
-        result.faults.append(
-            f"{source}: {len(mixed)} of {len(colours)} colours are in at most {share} of the pixels each, between two "
-            "others, as smoothing leaves them: ignored (255); name the classes with --classes FILE, or export again"
-        )
-    result.ignored = list(map(_name, mixed))
-    result.unlabelled = BLACK in colours
-    colours = [colour for colour in colours if colour not in (BLACK, *mixed)]
-    result.names = [_name(colour) for colour in colours]
-    result.colours = {_name(colour): tuple(colour.to_bytes(3, "big")) for colour in colours}
-    return result
+        rare = f"{len(mixed)} of {len(colours)} colours are in at most {share} of the pixels each, between two others"
+        remedy = "name the classes with --classes FILE, or export again"
+        source.faults.append(f"{source.path}: {rare}, as smoothing leaves them: ignored (255); {remedy}")
+    source.ignored = list(map(_name, mixed))
+    source.unlabelled = BLACK in colours
+    classes = [colour for colour in colours if colour not in (BLACK, *mixed)]
+    source.colours = {_name(colour): tuple(colour.to_bytes(3, "big")) for colour in classes}
+    source.names = list(source.colours)
 
 
 def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
@@ -80,9 +77,9 @@ def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
 
 
 def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
-    """Return colours left by smoothing: at least LEAST rare ones, mostly between the colours of their neighbours.
+    """Return the colours that smoothing left, if there are LEAST: rare ones, mostly between those of their neighbours.
 
-    A thin class is rare, too, but no mixture of the colours on its two sides. counts: {packed colour: pixels}.
+    A thin class is also rare, but no mixture of the colours on its two sides. counts: {packed colour: pixels}.
     """
     rare = [colour for colour, count in counts.items() if count < RARE * counts.total()]
     if len(rare) < LEAST:
@@ -91,14 +88,14 @@ def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
     is_rare[rare] = True
     for pixels in _readable(entries, "looking at rare colours"):
         rows, columns = np.nonzero(is_rare[pixels])
-        padded, own = np.pad(pixels, 1, mode="edge"), _channels(pixels[rows, columns])
-        found = np.zeros(len(rows), bool)
+        padded, centre = np.pad(pixels, 1, mode="edge"), _channels(pixels[rows, columns])
+        is_between = np.zeros(len(rows), bool)
         for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
             one = _channels(padded[rows + 1 + down, columns + 1 + right])
             other = _channels(padded[rows + 1 - down, columns + 1 - right])
-            inside = (np.minimum(one, other) <= own) & (own <= np.maximum(one, other))
-            found |= inside.all(axis=1) & (own != one).any(axis=1) & (own != other).any(axis=1)
-        between.update(pixels[rows, columns][found].tolist())
+            inside = (np.minimum(one, other) <= centre) & (centre <= np.maximum(one, other))
+            is_between |= inside.all(axis=1) & (centre != one).any(axis=1) & (centre != other).any(axis=1)
+        between.update(pixels[rows, columns][is_between].tolist())
     mixed = [colour for colour in rare if 2 * between[colour] >= counts[colour]]
     return mixed if len(mixed) >= LEAST else []
 
@@ -108,8 +105,8 @@ def _channels(packed: np.ndarray) -> np.ndarray:
     return np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1).astype(np.uint8)
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, result: Result) -> Iterator[tuple[str | None, Patch]]:
-    """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, else unless a class has it."""
+def draw(entry: Entry, size: tuple[int, int], options: Options, _: Converted) -> Iterator[tuple[str | None, Patch]]:
+    """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, and elsewhere if no class has it."""
     pixels = _packed(entry.record)
     height, width = pixels.shape
     if (height, width) != size:
@@ -130,11 +127,10 @@ def has_colours(path: Path) -> bool:
 
 def class_file(source: Path) -> str:
     """Return the path of the export's file of names and colours, "" without one, and say that it is used."""
-    found = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name))]
-    coloured = [path for path in found if has_colours(path)]
-    if coloured:
-        say(f"classes: {coloured[0]}")
-    return str(coloured[0]) if coloured else ""
+    files = [path for name in ("labelmap.txt", "classes.txt") if (path := _beside(source, name))]
+    if file := next(filter(has_colours, files), None):
+        say(f"classes: {file}")
+    return str(file or "")
 
 
 def check_hint(source: Path) -> str:
@@ -143,57 +139,58 @@ def check_hint(source: Path) -> str:
     return f"; to find the right flags for this folder: {shell.python_command('-m', 'tools.check', root)}"
 
 
-def _pairs(source: Path, options: Options) -> Source:
-    """Return the pairs of images and masks below a folder. What has no partner is a fault.
+def _pair(source: Source) -> None:
+    """Add the pairs of images and masks below a folder. A file without a partner is a fault.
 
     Images are in the subfolder of IMAGE_FOLDERS, masks in that of MASK_FOLDERS, or else in the folder itself; --images
     names another folder. If there are lists, entries have the split of their list, and an image without a mask is left
     out if no list has it. Raises UserError if a folder is missing.
     """
-    if not source.is_dir():
-        raise UserError(f"{source}: not a folder: name the one with images and masks")
-    images = options.images or _first(source, IMAGE_FOLDERS)
-    masks = _first(source, MASK_FOLDERS)
+    root, options = source.path, source.options
+    if not root.is_dir():
+        raise UserError(f"{root}: not a folder: name the one with images and masks")
+    images = options.images or first_folder(root, "", *IMAGE_FOLDERS, ".")
+    masks = first_folder(root, "", *MASK_FOLDERS, ".")
     if images.resolve() == masks.resolve() and not options.label_suffix:
         raise UserError(
-            f"{source}: images and masks are in one folder: put the masks into {source / 'masks'} and the images into "
-            f"{source / 'images'}, or name the end of the masks' names, as in --label_suffix _mask"
-            f"{check_hint(source)}"
+            f"{root}: images and masks are in one folder: put the masks into {root / 'masks'} and the images into "
+            f"{root / 'images'}, or name the end of the masks' names, as in --label_suffix _mask{check_hint(root)}"
         )
     endings = {"image": options.image_suffix, "mask": options.label_suffix}
     pairs = match_files(Split({"image": images, "mask": masks}, endings=endings))
-    if images == source != masks:
+    if images == root != masks:
         pairs = [(name, files) for name, files in pairs if name.split("/")[0] not in NO_IMAGES]
     if not pairs:
-        raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(source)}")
-    result = Source()
-    splits = read_splits(_beside(source, LISTS), dict(pairs), result.faults)
-    for name, files in pairs:
-        (image, *more), found = files["image"], files["mask"]
+        raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(root)}")
+    splits = read_splits(_beside(root, LISTS), dict(pairs), source.faults)
+
+    def read_pair(pair: tuple[str, dict[str, list[Path]]]) -> list[Entry]:
+        name, files = pair
+        (image, *more), masks_of_name = files["image"], files["mask"]
         if more:
-            result.faults.append(f"{image} and {more[0].name}: two images of one name: skipped")
-        elif not found and not (splits and name not in splits):
+            raise InputError(f"{image} and {more[0].name}: two images of one name: skipped")
+        if not masks_of_name and splits and name not in splits:
+            return []
+        if not masks_of_name:
             expected = masks / f"{name}{options.label_suffix}.png"
-            result.faults.append(f"{image}: an image without a mask: expected {expected}: skipped")
-        elif len(found) > 1:
-            result.faults.append(f"{found[0]} and {found[1].name}: two masks of one name: skipped")
-        elif found and found[0].suffix.lower() not in LABEL_SUFFIXES:
-            result.faults.append(f"{found[0]}: {NO_JPEG}: skipped")
-        elif found:
-            result.entries.append(Entry(name, str(found[0]), image, found[0], split=splits.get(name, "")))
+            raise InputError(f"{image}: an image without a mask: expected {expected}: skipped")
+        mask, *others = masks_of_name
+        if others:
+            raise InputError(f"{mask} and {others[0].name}: two masks of one name: skipped")
+        if mask.suffix.lower() not in LABEL_SUFFIXES:
+            raise InputError(f"{mask}: {NO_JPEG}: skipped")
+        return [Entry(name, str(mask), image, mask, split=splits.get(name, ""))]
+
+    for entries in source.collect(read_pair, pairs):
+        source.entries += entries
     unused = select(list_folder(masks, LABEL_SUFFIXES), options.label_suffix).keys() - dict(pairs).keys()
-    result.faults += [f"{masks / name}: a mask without an image: skipped" for name in sorted(unused)]
-    return result
+    source.faults += [f"{masks / name}: a mask without an image: skipped" for name in sorted(unused)]
 
 
 def _beside(source: Path, name: str) -> Path | None:
     """Return the file or folder `name` in an export, None without one. source: the export, or its folder of masks."""
     roots = (source, source.parent) if source.name in MASK_FOLDERS else (source,)
     return next((root / name for root in roots if (root / name).exists()), None)
-
-
-def _first(source: Path, names: tuple[str, ...]) -> Path:
-    return next((source / name for name in names if (source / name).is_dir()), source)
 
 
 def _check_colours(options: Options) -> None:

@@ -10,23 +10,21 @@ task of a file has a subset in `meta`.
 
 import re
 import xml.etree.ElementTree as ElementTree
-from functools import partial
 from pathlib import Path
 
 from support.errors import InputError
 from tools.convert import polygons
 from tools.convert.polygons import Patch, place, read_points
-from tools.convert.reading import ImageFinder, annotation_files, output_name, read_xml, size_of, split_of
-from tools.convert.source import Entry, Options, Shape, Source, collect
+from tools.convert.reading import ImageFinder, output_name, read_size, read_xml, split_in
+from tools.convert.source import Entry, Shape, Source
 
 NO_AREA = ("tag", "points", "skeleton")  # tags are of whole images
 
 
-def read(source: Path, options: Options) -> Source:
-    """Return the images and classes of a CVAT file, or of all XML files below a folder."""
-    result = Source()
+def read(source: Source) -> None:
+    """Read the images and classes of a CVAT file, or of all XML files below a folder."""
 
-    def read_one(path: Path) -> list[Entry]:
+    def read_file(path: Path) -> list[Entry]:
         root = read_xml(path)
         if root.tag != "annotations" or root.find("track") is not None:
             raise InputError(f"{path}: not 'CVAT for images 1.1': export the task again in this format")
@@ -34,44 +32,42 @@ def read(source: Path, options: Options) -> Source:
             name, colour = label.findtext("name"), label.findtext("color") or ""
             if not name or label.findtext("type") in NO_AREA:
                 continue
-            result.names += [] if name in result.names else [name]
+            source.names += [] if name in source.names else [name]
             if re.fullmatch("#[0-9a-fA-F]{6}", colour):
-                result.colours[name] = tuple(bytes.fromhex(colour[1:]))
-        finder = ImageFinder([path.parent], options.images)
+                source.colours[name] = tuple(bytes.fromhex(colour[1:]))
+        finder = source.finder(path.parent)
         # Datumaro writes a file for each subset, and names it after the subset.
-        subset = root.findtext("meta/task/subset") or (split_of(path.stem) if source.is_dir() else "")
-        read_image = partial(_entry, path=path, subset=subset, finder=finder, faults=result.faults)
-        return list(collect(read_image, root.iter("image"), result.faults))
+        subset = root.findtext("meta/task/subset") or (split_in(path.stem) if source.path.is_dir() else "")
+        return list(source.collect(lambda image: _entry(image, path, subset, finder, source), root.iter("image")))
 
-    for entries in collect(read_one, annotation_files(source, ".xml"), result.faults):
-        result.entries += entries
-    result.names += [name for name in result.shape_names() if name not in result.names]  # not declared
-    return result
+    source.read_files(".xml", read_file)
+    source.names += [name for name in source.shape_names if name not in source.names]  # the files declare no others
 
 
-def _entry(image: ElementTree.Element, path: Path, subset: str, finder: ImageFinder, faults: list[str]) -> Entry:
-    """Return the entry of an image, with its shapes, bottom layer first. Its subset is `subset` if it names none.
+def _entry(image: ElementTree.Element, path: Path, subset: str, finder: ImageFinder, source: Source) -> Entry:
+    """Return the entry of an image with its shapes, bottom layer first. subset: that of an image which names none.
 
-    Adds a line to `faults` for each shape without area, which is left out.
+    Adds a fault for each shape without area, which is left out.
     """
-    name, own = image.get("name", ""), image.get("subset") or subset
-    folder = own or ("default" if "subset" in image.attrib else "")
-    own = "" if own.lower() == "default" else own
+    name, subset = image.get("name", ""), image.get("subset") or subset
+    folder = subset or ("default" if "subset" in image.attrib else "")
+    subset = "" if subset.lower() == "default" else subset
     where = f"{path}: {name}"
     shapes = []
     for shape in image:
         if shape.tag in NO_AREA[1:]:
-            faults.append(f"{where}: {shape.tag} ({shape.get('label', '')}): this kind of shape has no area: left out")
+            kind = f"{shape.tag} ({shape.get('label', '')})"
+            source.faults.append(f"{where}: {kind}: this kind of shape has no area: left out")
         elif shape.tag != "tag":
             label = shape.get("label", "")
             if not label:
                 raise InputError(f"{where}: {shape.tag}: it has no label")
             shapes.append(Shape(label, f"{where}: {shape.tag} ({label})", {"tag": shape.tag} | shape.attrib))
     shapes.sort(key=lambda shape: _number({"z_order": "0"} | shape.data, "z_order", where))
-    found = finder.find(name, str(path), folder)
-    split = split_of(own) or output_name(own) if own else ""
-    size = size_of(image.get("height"), image.get("width"), where)
-    return Entry(output_name(name), where, found, shapes, size, split=split)
+    file = finder.find(name, str(path), folder)
+    split = split_in(subset) or output_name(subset) if subset else ""
+    size = read_size(image.get("height"), image.get("width"), where)
+    return Entry(output_name(name), where, file, shapes, size, split=split)
 
 
 def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: float) -> Patch:

@@ -10,6 +10,7 @@ import base64
 import binascii
 import posixpath
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -19,36 +20,33 @@ from data.images.files import decode_bytes
 from support.errors import InputError
 from tools.convert import polygons
 from tools.convert.polygons import Patch, place, read_points
-from tools.convert.reading import ImageFinder, annotation_files, output_name, read_json, size_of, value_of
-from tools.convert.source import Entry, Options, Shape, Source, collect
+from tools.convert.reading import read_json, read_size, read_value
+from tools.convert.source import Entry, Shape, Source
 
 
-def read(source: Path, options: Options) -> Source:
-    """Return the images and classes of a folder of LabelMe files, or of one file."""
-    result = Source()
-    root = source if source.is_dir() else source.parent
-    finder = ImageFinder([root], options.images)
+def read(source: Source) -> None:
+    """Read the images and classes of a folder of LabelMe files, or of one file."""
+    finder = source.finder()
 
-    def read_one(path: Path) -> Entry:
+    def read_file(path: Path) -> list[Entry]:
         content, shapes = read_json(path), []
-        for number, shape in enumerate(value_of(content, "shapes", list, str(path)), 1):
-            label = value_of(shape, "label", str, str(path))
+        for number, shape in enumerate(read_value(content, "shapes", list, str(path)), 1):
+            label = read_value(shape, "label", str, str(path))
             shapes.append(Shape(label, f"{path}: shape {number} ({label})", shape))
         height, width = content.get("imageHeight"), content.get("imageWidth")
-        size = size_of(height, width, str(path)) if height else None
-        reference = value_of(content, "imagePath", str, str(path)).replace("\\", "/")
-        from_root = posixpath.normpath(posixpath.join(path.parent.relative_to(root).as_posix(), reference))
-        name = output_name(path.relative_to(root).as_posix())
+        size = read_size(height, width, str(path)) if height else None
+        reference = read_value(content, "imagePath", str, str(path)).replace("\\", "/")
+        from_root = posixpath.normpath(posixpath.join(path.parent.relative_to(source.root).as_posix(), reference))
+        entry = Entry(source.output_name(path), str(path), path, shapes, size, extract=embedded_image)
         try:
-            return Entry(name, str(path), finder.find(from_root, str(path)), shapes, size)
+            return [replace(entry, image=finder.find(from_root, str(path)), extract=None)]
         except InputError:
             if not content.get("imageData"):
                 raise
-        return Entry(name, str(path), path, shapes, size, extract=embedded_image)
+        return [entry]
 
-    result.entries += collect(read_one, annotation_files(source, ".json"), result.faults)
-    result.names = sorted(result.shape_names())
-    return result
+    source.read_files(".json", read_file)
+    source.names = sorted(source.shape_names)
 
 
 def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> Patch:
@@ -75,13 +73,13 @@ def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> 
         box = (bottom - top + 1, right - left + 1)
         if box[0] > size[0] or box[1] > size[1]:
             raise InputError(f"{where}: a mask of {box[1]}x{box[0]} pixels in an image of {size[1]}x{size[0]}")
-        return place(_decode_mask(value_of(shape, "mask", str, where), box, where), top, left, size)
+        return place(_decode_mask(read_value(shape, "mask", str, where), box, where), top, left, size)
     raise InputError(f"{where}: shape_type {kind!r} is not known")
 
 
 def embedded_image(path: Path) -> tuple[bytes, str]:
     """Return the image that a LabelMe file has in imageData, and its suffix: LabelMe writes JPEG or PNG."""
-    data = _decode_base64(value_of(read_json(path), "imageData", str, str(path)), f"{path}: imageData")
+    data = _decode_base64(read_value(read_json(path), "imageData", str, str(path)), f"{path}: imageData")
     return data, ".jpg" if data.startswith(b"\xff\xd8") else ".png"
 
 

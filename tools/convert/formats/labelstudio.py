@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from data.folders import list_files
 from data.images import IMAGE_SUFFIXES, decode
-from data.layout import list_folder
 from support.errors import InputError, UserError
 from tools.convert import polygons
 from tools.convert.polygons import Patch, read_points
-from tools.convert.reading import ImageFinder, annotation_files, output_name, read_json, size_of, split_of, value_of
-from tools.convert.source import Entry, Options, Shape, Source, collect
+from tools.convert.reading import ImageFinder, output_name, read_json, read_size, read_value, split_in
+from tools.convert.source import Entry, Shape, Source
 
 READ, UNREAD = ("polygon", "rectangle", "ellipse", "brush"), ("vector", "bitmask", "magicwand")
 UNFINISHED = {
@@ -31,42 +31,42 @@ UNFINISHED = {
 BRUSH = re.compile(r"task-(\d{1,18})-annotation-(\d{1,18})-by-[^-]*-[^-]+-(.+)-\d+")
 
 
-def read(source: Path, options: Options) -> Source:
-    """Return the images and classes of an export, or of all exports below a folder."""
+def read(source: Source) -> None:
+    """Read the images and classes of an export, or of all exports below a folder."""
     several: list[str] = []
-    result, brushes, done = Source(), find_brushes(source, several), set()
-    finder = ImageFinder([source if source.is_dir() else source.parent], options.images)
+    brushes, done, finder = find_brushes(source.path, several), set(), source.finder()
 
-    def read_task(task: Any, path: Path) -> Entry:
-        number = value_of(task, "id", int, f"{path}: a task")
-        where, size = f"{path}: task {number}", None
-        done.add(number)
-        if "annotations" in task or number not in brushes:
-            shapes, size = _shapes(task, where, result.faults, several)
-        image = _find_image(task, where, finder)
-        split = split_of(path.stem) if source.is_dir() else ""
-        return Entry(output_name(image.name), where, image, shapes if size else brushes.get(number, []), size, split)
+    def read_tasks(tasks: list, path: Path) -> list[Entry]:
+        def read_task(task: Any) -> Entry:
+            number = read_value(task, "id", int, f"{path}: a task")
+            where, size = f"{path}: task {number}", None
+            done.add(number)
+            if "annotations" in task or number not in brushes:
+                shapes, size = _read_shapes(task, where, source.faults, several)
+            image, split = _find_image(task, where, finder), split_in(path.stem) if source.path.is_dir() else ""
+            shapes = shapes if size else brushes.get(number, [])
+            return Entry(output_name(image.name), where, image, shapes, size, split)
 
-    def read_one(path: Path) -> list[Entry]:
+        return list(source.collect(read_task, tasks))
+
+    def read_file(path: Path) -> list[Entry]:
         tasks = read_json(path)
         if not isinstance(tasks, list):
             raise InputError(f"{path}: not a list of tasks: export the project as JSON")
-        return list(collect(lambda task: read_task(task, path), tasks, result.faults))
+        return read_tasks(tasks, path)
 
-    files = annotation_files(source, ".json") if not brushes or list_folder(source, (".json",)) else []
-    for entries in collect(read_one, files, result.faults):
-        result.entries += entries
+    if not brushes or list_files(source.path, (".json",)):
+        source.read_files(".json", read_file)
     others = [{"id": number, "image": f"task-{number}"} for number in sorted(brushes.keys() - done)]
-    named = list(collect(lambda task: read_task(task, source), others, result.faults))
-    result.entries += named
+    named = read_tasks(others, source.path)
+    source.entries += named
     if len(named) < len(others):
         remedy = "put the project's JSON export beside them, or name the images task-1, task-2 and so on"
-        result.notes.append(f"{source}: Label Studio's PNG files do not say which image they are of: {remedy}")
+        source.notes.append(f"{source.path}: Label Studio's PNG files do not say which image they are of: {remedy}")
     if several:
-        taken = "the ground truth is drawn, or else the one that was changed last"
-        result.notes.append(f"{len(several)} task(s) have several annotations, such as {several[0]}: {taken}")
-    result.names = sorted(result.shape_names())
-    return result
+        drawn = "the ground truth is drawn, or else the one that was changed last"
+        source.notes.append(f"{len(several)} task(s) have several annotations, such as {several[0]}: {drawn}")
+    source.names = sorted(source.shape_names)
 
 
 def find_brushes(source: Path, several: list[str]) -> dict[int, list[Shape]]:
@@ -74,32 +74,32 @@ def find_brushes(source: Path, several: list[str]) -> dict[int, list[Shape]]:
 
     Adds each task that has more than one annotation to `several`.
     """
-    found: dict[int, dict[int, list[Shape]]] = {}
-    for path in (path for paths in list_folder(source, (".png",)).values() for path in paths):
+    tasks: dict[int, dict[int, list[Shape]]] = {}
+    for path in list_files(source, (".png",)):
         if match := BRUSH.fullmatch(path.stem):
-            found.setdefault(int(match[1]), {}).setdefault(int(match[2]), []).append(Shape(match[3], str(path), path))
-    several += [f"{source}: task {task}" for task, annotations in found.items() if len(annotations) > 1]
-    return {task: annotations[max(annotations)] for task, annotations in found.items()}
+            tasks.setdefault(int(match[1]), {}).setdefault(int(match[2]), []).append(Shape(match[3], str(path), path))
+    several += [f"{source}: task {task}" for task, annotations in tasks.items() if len(annotations) > 1]
+    return {task: annotations[max(annotations)] for task, annotations in tasks.items()}
 
 
-def _shapes(
+def _read_shapes(
     task: dict, where: str, faults: list[str], several: list[str]
 ) -> tuple[list[Shape], tuple[int, int] | None]:
-    """Return the shapes of a task, and its image's (height, width) if there is a shape. Adds a line for each key point.
+    """Return the shapes of a task, and its image's (height, width) if there is a shape. Adds a fault per key point.
 
-    They are of the annotation that is the ground truth, or else of the one that was changed last. Adds the task to
-    `several` if it has more than one.
+    The annotation is the ground truth, or else the one that was changed last. Adds the task to `several` if it has more
+    than one.
     """
     if "annotations" not in task and not task.get("predictions"):
         raise InputError(f"{where}: no 'annotations': export JSON, not JSON-MIN: skipped")
-    annotations = value_of({"annotations": []} | task, "annotations", list, where)
+    annotations = read_value({"annotations": []} | task, "annotations", list, where)
     usable = [item for item in annotations if isinstance(item, dict) and not item.get("was_cancelled")]
     if not usable:
         reason = next((text for key, text in UNFINISHED.items() if task.get(key)), "it is not annotated")
         raise InputError(f"{where}: {reason}: skipped")
     several += [where] if len(usable) > 1 else []
     last = max(usable, key=lambda item: (bool(item.get("ground_truth")), str(item.get("updated_at", ""))))
-    regions = [region for region in value_of(last, "result", list, where) if isinstance(region, dict)]
+    regions = [region for region in read_value(last, "result", list, where) if isinstance(region, dict)]
     # A control without labels of its own has them in another result with the same id.
     labels = {str(region.get("id")): names for region in regions if (names := _labels(region))}
     shapes, images, size = [], set(), None
@@ -117,7 +117,7 @@ def _shapes(
         names = _labels(region) or labels.get(str(region.get("id")), [])
         if len(names) != 1:
             raise InputError(f"{here}: {len(names)} labels, but a mask needs 1: skipped")
-        size = size_of(region.get("original_height"), region.get("original_width"), here)
+        size = read_size(region.get("original_height"), region.get("original_width"), here)
         images.add((str(region.get("to_name")), size))
         shapes.append(Shape(names[0], f"{here} ({names[0]})", region | {"type": kind}))
     if len(images) > 1:
@@ -134,7 +134,7 @@ def _labels(region: dict) -> list[str]:
 
 def _find_image(task: dict, where: str, finder: ImageFinder) -> Path:
     """Return the image of a task, in whose data a URL, a path or /data/local-files/?d=PATH names it."""
-    data = value_of(task, "data", dict, where) if "data" in task else task
+    data = read_value(task, "data", dict, where) if "data" in task else task
     texts = [text for text in data.values() if isinstance(text, str) and text.lower().endswith(IMAGE_SUFFIXES)]
     chosen = data.get("image", texts[0] if len(texts) == 1 else None)
     if not isinstance(chosen, str):
@@ -160,9 +160,9 @@ def patch(region: Any, where: str, size: tuple[int, int], line_width: float) -> 
         if pixels.shape != size:
             raise InputError(f"{where}: {pixels.shape[1]}x{pixels.shape[0]} pixels, but the image has {width}x{height}")
         return Patch(0, 0, pixels >= 128)
-    kind, value = region["type"], value_of(region, "value", dict, where)
+    kind, value = region["type"], read_value(region, "value", dict, where)
     if kind == "brush":
-        values = _decode_rle(value_of(value, "rle", list, where), height * width * 4, where)
+        values = _decode_rle(read_value(value, "rle", list, where), height * width * 4, where)
         return Patch(0, 0, values.reshape(height, width, 4)[:, :, 3] >= 128)
     percent = np.array([width, height]) / 100
     if kind == "polygon":
@@ -197,10 +197,10 @@ def _decode_rle(rle: list, num_values: int, where: str) -> np.ndarray:
             raise InputError(f"{where}: the brush RLE is cut off")
         return np.packbits(part) if width else int("".join(map(str, part)) or "0", 2)
 
-    found, word = read(32), read(5) + 1
+    count, word = read(32), read(5) + 1
     sizes = [read(4) + 1 for _ in range(4)]
-    if found != num_values or word != 8:
-        raise InputError(f"{where}: a brush RLE of {found} values of {word} bits, but the image has {num_values} of 8")
+    if count != num_values or word != 8:
+        raise InputError(f"{where}: a brush RLE of {count} values of {word} bits, but the image has {num_values} of 8")
     values, start = np.zeros(num_values, np.uint8), 0
     while start < num_values:
         repeated = read(1)

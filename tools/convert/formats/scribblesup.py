@@ -11,8 +11,8 @@ from pathlib import Path
 from data.classes import read_classes
 from support.errors import InputError, UserError
 from tools.convert.polygons import Patch, read_points, stroke
-from tools.convert.reading import ImageFinder, annotation_files, output_name, read_xml, size_of
-from tools.convert.source import Entry, Options, Shape, Source, collect
+from tools.convert.reading import read_size, read_xml
+from tools.convert.source import Entry, Shape, Source
 
 # Tags that differ from VOC's names.
 NAMES = {
@@ -24,23 +24,20 @@ NAMES = {
 }
 
 
-def read(source: Path, options: Options) -> Source:
-    """Return the images and classes of a folder of ScribbleSup's files, or of one file.
+def read(source: Source) -> None:
+    """Read the images and classes of a folder of ScribbleSup's files, or of one file.
 
-    Without other classes than VOC's, the classes are VOC's 21 in their order. Raises UserError if a tag is almost
-    one of VOC's.
+    If VOC has all classes, they are VOC's 21 in their order. Raises UserError if a tag is almost one of VOC's.
     """
-    result = Source()
-    root = source if source.is_dir() else source.parent
-    finder = ImageFinder([root], options.images)
+    finder = source.finder()
 
-    def read_one(path: Path) -> Entry:
+    def read_file(path: Path) -> list[Entry]:
         content = read_xml(path)
         if content.tag != "annotation" or content.find("object") is not None:
             raise InputError(f"{path}: no scribbles of ScribbleSup: expected <annotation> with <polygon> elements")
         size = None
         if content.find("size") is not None:
-            size = size_of(content.findtext("size/height"), content.findtext("size/width"), str(path))
+            size = read_size(content.findtext("size/height"), content.findtext("size/width"), str(path))
         shapes = []
         for number, line in enumerate(content.findall("polygon"), 1):
             tag = line.findtext("tag", "").strip()
@@ -50,21 +47,19 @@ def read(source: Path, options: Options) -> Source:
             points = [[point.findtext(key, "").strip() for key in ("X", "Y")] for point in line.findall("point")]
             shapes.append(Shape(name, f"{path}: polygon {number} ({name})", points))
         reference = content.findtext("filename", "").strip() or f"{path.stem}.jpg"
-        name = output_name(path.relative_to(root).as_posix())
-        return Entry(name, str(path), finder.find(reference, str(path)), shapes, size)
+        return [Entry(source.output_name(path), str(path), finder.find(reference, str(path)), shapes, size)]
 
-    result.entries += collect(read_one, annotation_files(source, ".xml"), result.faults)
-    names, voc = result.shape_names(), read_classes("voc", None).names
-    own = [name for name in names if name not in voc]
-    result.names = sorted(names) if own else voc
-    for name in own if not options.known else ():
-        where = next(shape.where for entry in result.entries for shape in entry.record if shape.name == name)
+    source.read_files(".xml", read_file)
+    names, voc = source.shape_names, read_classes("voc", None).names
+    others = [name for name in names if name not in voc]
+    source.names = sorted(names) if others else voc
+    for name in others if not source.options.known else ():
+        where = next(shape.where for entry in source.entries for shape in entry.record if shape.name == name)
         if near := difflib.get_close_matches(name.lower(), [*voc, *NAMES], n=1, cutoff=0.8):
             remedy = f"correct it to {near[0]!r} or, if it is another class, list all classes with --classes FILE"
             raise UserError(f"{where}: its tag is no class of VOC: {remedy}")
-        if name == own[0] and len(own) < len(names):
-            result.notes.append(f"{where}: its tag is no class of VOC, so the classes are not numbered as VOC's")
-    return result
+        if name == others[0] and len(others) < len(names):
+            source.notes.append(f"{where}: its tag is no class of VOC, so the classes are not numbered as VOC's")
 
 
 def patch(points: list, where: str, size: tuple[int, int], line_width: float) -> Patch:
