@@ -24,9 +24,8 @@ if __name__ == "__main__":
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from inference.predictor import window_steps
 from inference.report import describe_protocol, page
-from inference.scoring import Result, gather_predictions, score
+from inference.scoring import Evaluation, evaluate_split, gather_predictions
 from inference.trained import load_on_ranks, on_all_ranks, read_flags
 from support.errors import UserError
 from support.files import check_file, write_atomic
@@ -60,9 +59,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 
-    batches, keep = loader.batch_sampler, bool(flags.report)
-    with window_steps(predictor, batches.sizes, batches, split, group) as step:
-        result = score(predictor, loader, dataset.names, cfg.numclasses, group, step=step, keep_pngs=keep)
+    result = evaluate_split(predictor, loader, group, split, keep_pictures=bool(flags.report))
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
     log.info(metrics.table(result.scores_with_interval, classes.names))
@@ -87,7 +84,7 @@ def check_outputs(flags: EvaluateFlags, cfg: Config, dataset: SegmentationDatase
         check_file(Path(flags.json), "--json", mark='"per_image": [', inputs=inputs)
 
 
-def as_dict(result: Result) -> dict:
+def as_dict(result: Evaluation) -> dict:
     """Return every score, the confusion matrix, and the scores of each image as a dict for JSON."""
     per_image = zip(result.names, metrics.image_scores(result.counts), strict=True)
     return {

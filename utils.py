@@ -22,7 +22,7 @@ from distributed.checks import digest
 from distributed.group import Group
 from distributed.join import process_group
 from distributed.precision import LossScaler
-from flags import Config, changes
+from flags import Config
 from flags.losses import loss_weights, read_class_weights
 from flags.shared import LaunchFlags
 from inference.windows import Windows
@@ -75,17 +75,17 @@ def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None
         return get_train_loader(cfg, group, files or find_training_files(cfg))
     loader = get_eval_loader(cfg, cfg.val_split, group, files)
     for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
-        Windows.over(size, 1.0, **cfg.sizes)  # the first validation would find it late
+        Windows.over(size, 1.0, **cfg.sizes)  # an error here would otherwise come in the first validation
     return loader
 
 
 def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
-    # The workers do what only depends on labels: in a training step, the CPU would wait for the results of a GPU.
+    # The loader's workers compute what depends on labels only: in a step, the CPU would have to wait for the GPU.
     derive: dict[str, tuple[str, Callable]] = {}
     if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
         derive["points"] = "label", find_points
     if "lorm" in loss_weights(cfg):
-        with torch.device("meta"):  # no memory and no time for weights: only the size of the features is asked
+        with torch.device("meta"):  # only the size of the features is needed, so no weights are allocated
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
         derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
@@ -165,14 +165,11 @@ def build_model(cfg: Config) -> models.Segmenter:
 
 
 def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset) -> list[float] | None:
-    """Return the class weights of --class_weights, equal on all ranks, or None if unweighted. Collective.
+    """Return the class weights of --class_weights, equal on all ranks; None without any, or if no loss uses them.
 
-    For --class_weights balanced, each rank counts a share of the labels.
+    Collective. For --class_weights balanced, each rank counts a share of the labels.
     """
-    if cfg.class_weights == "none":
-        return None
-    if "seg" not in loss_weights(cfg):
-        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce")
+    if cfg.class_weights == "none" or "seg" not in loss_weights(cfg):
         return None
     weights = read_class_weights(cfg.class_weights, cfg.numclasses)
     if weights is None:
@@ -180,10 +177,7 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
         bar = partial(progress_bar, total=len(own), title="counting labels", unit="file", enabled=group.is_main)
         counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
         weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
-    weights = group.broadcast(weights)  # a file may differ between machines
-    values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
-    log.info(f"class weights (--class_weights {cfg.class_weights}): {values}")
-    return weights
+    return group.broadcast(weights)  # a file may differ between machines
 
 
 def get_criterion(
@@ -196,8 +190,6 @@ def get_criterion(
             f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train the head on: raise --l_seg or "
             "--l_pseudo"
         )
-    rises = "; the weight of crf rises from 0 in the first half of the run" if "crf" in weights else ""
-    log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}{rises}")
     return Criterion(
         weights,
         label_smooth=cfg.label_smooth,
@@ -214,9 +206,6 @@ def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: fl
         decay_norm_bias=cfg.decay_norm_bias,
         head_lr_factor=cfg.head_lr_factor,
     )
-    factors = [part["lr_factor"] for part in groups]
-    rates = f"{len(groups)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
-    log.log(logging.INFO if len(groups) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
     options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
     return make_optimizer(cfg.optimizer, groups, fused=group.device.type == "cuda", lr=lr, **options)
 
@@ -231,7 +220,7 @@ def get_state(
     train_set: SegmentationDataset,
     resumed: Checkpoint | None = None,
 ) -> TrainState:
-    """Return the TrainState of a new run, or of the Checkpoint that the run goes on from.
+    """Return the TrainState of a new run, or of the Checkpoint that the run continues.
 
     Raises UserError if the checkpoint does not fit the model, or if --seed or the list has changed in mid-epoch.
     """
@@ -250,6 +239,5 @@ def get_state(
         )
     if resumed.samples > len(train_set) * cfg.repeat:
         raise UserError(f"--resume {cfg.resume}: {resumed.samples} samples of the epoch are done, more than it has")
-    log.info(f"flags changed since the checkpoint: {changes(resumed.config, cfg) or 'none'}")
     state.restore(resumed, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state

@@ -20,7 +20,7 @@ from data.dataset import EvalSet
 from data.images.files import decode_bytes
 from data.pictures import contours, to_hex
 from flags import Config
-from inference.scoring import Result
+from inference.scoring import Evaluation
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from support.labels import IGNORE
@@ -53,7 +53,7 @@ def page(
     dataset: EvalSet,
     split: str,
     how: str,
-    result: Result,
+    result: Evaluation,
     predictions: dict[int, bytes],
 ) -> str:
     """Return the HTML report about a checkpoint on a split.
@@ -89,10 +89,12 @@ def page(
     return _page(content)
 
 
-def update(path: Path, step: int, cfg: Config, dataset: EvalSet, result: Result, predictions: dict[int, bytes]) -> None:
-    """Write the report of a run's validation, or without predictions, new curves into the report that there is.
+def update(
+    step: int, cfg: Config, dataset: EvalSet, result: Evaluation, predictions: dict[int, bytes], path: Path
+) -> None:
+    """Write the report of a run's validation. Without predictions, update the curves of the report that there is.
 
-    path: in the run's folder. step: of the run. The other arguments are those of page().
+    step: of the run. path: in the run's folder. The other arguments are those of page().
     """
     if predictions:
         best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")

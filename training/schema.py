@@ -35,7 +35,7 @@ class Checkpoint:
     config: {flag: value}, as flags.as_dict() returns it. texts: {"classes", "label_map": the text of its file}.
     model: the weights, with batch norm's statistics averaged over ranks. ema: likewise, the average of the weights, or
     None. ranks: each rank's own batch-norm statistics. origin: Schedule.origin. listing: digest of the training list.
-    run: Metrics.capture(). The other fields are those of TrainState.
+    run: Metrics.state_dict(). The other fields are those of TrainState.
     """
 
     config: dict[str, Any]

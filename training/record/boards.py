@@ -107,7 +107,7 @@ class Boards:
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         for name, board in self._boards.items():
-            self._extras.safe(name, board.write)(step, scalars, pictures)
+            self._extras.run(name, partial(board.write, step, scalars, pictures))
 
     def flush(self) -> None:
         for name, board in self._boards.items():

@@ -17,10 +17,6 @@ class Extras:
         self._dropped: set[str] = set()
         self._warnings: set[str] = set()
 
-    def safe(self, part: str, work: Callable[..., T]) -> Callable[..., T | None]:
-        """Return a function that calls `work` with its arguments, as run() does."""
-        return lambda *args, **options: self.run(part, lambda: work(*args, **options))
-
     def run(self, part: str, work: Callable[[], T], *, retry: bool = False, closes: bool = False) -> T | None:
         """Return work(), or None if it raises. `part` is then dropped: later calls do nothing.
 

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from support.errors import UserError
 from support.files import json_lines, write_atomic
@@ -24,8 +24,16 @@ SAMPLES_FILE = "augmented.jpg"
 log = logging.getLogger("segtrain")
 
 
-def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, Checkpoint | None]:
-    """Return (folder, path of the checkpoint, Checkpoint) of the run to continue; None for what is not there.
+class Found(NamedTuple):
+    """The run to continue: its folder, and the path and content of its checkpoint. None: there is none."""
+
+    folder: Path | None = None
+    path: Path | None = None
+    checkpoint: Checkpoint | None = None
+
+
+def find(logdir: Path, name: str, resume: str) -> Found:
+    """Find the run to continue.
 
     resume: a checkpoint's path, or "auto" for the newest intact one of the newest run. Raises UserError if `resume` is
     no file, or if all checkpoints are damaged.
@@ -34,9 +42,9 @@ def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None
         path = Path(resume)
         if not path.is_file():
             raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-        return path.parent, path, checkpoint.read_run(path)
+        return Found(path.parent, path, checkpoint.read_run(path))
     folder = newest(logdir, name)
-    return (folder, *checkpoint.read_newest(folder)) if folder else (None, None, None)
+    return Found(folder, *checkpoint.read_newest(folder)) if folder else Found()
 
 
 def newest(logdir: Path, name: str) -> Path | None:
@@ -56,7 +64,7 @@ def find_best(logdir: Path, name: str) -> Path:
     return best[-1]
 
 
-def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
+def create(logdir: Path, name: str) -> tuple[Path, TextIO]:
     """Make the folder of a new run, and return (folder, train.log, open for appending and locked).
 
     The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. The highest one is used again if

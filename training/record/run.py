@@ -67,7 +67,7 @@ class Run:
         if plan.folder:
             self.folder, self._log_file = plan.folder, folder.open_log(plan.folder)
         else:
-            self.folder, self._log_file = folder.claim(Path(cfg.logdir), cfg.name)
+            self.folder, self._log_file = folder.create(Path(cfg.logdir), cfg.name)
         self._handler = FileHandler(self._log_file, self.extras)
         self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self._early_lines.setTarget(self._handler)
@@ -88,10 +88,11 @@ class Run:
         if self.is_new and self.group.is_main:
             self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._write_samples(draw()))
 
-    def write_with_next_save(self, part: str, write: Callable[[], object]) -> None:
-        """Let the next save() call write() first, on rank 0. An error there becomes a warning. part: its file."""
-        if self.group.is_main:
-            self._report = lambda: self.extras.run(part, write, retry=True)
+    def report_with_next_save(self, write: Callable[[Path], object]) -> None:
+        """Let the next save() call write(path of the report) first, on rank 0. An error there becomes a warning."""
+        if self.folder:
+            path = self.folder / folder.REPORT
+            self._report = lambda: self.extras.run(f"{path} (the report)", lambda: write(path), retry=True)
 
     def _write_samples(self, picture: np.ndarray) -> None:
         assert self.folder is not None
@@ -107,7 +108,7 @@ class Run:
 
         Raises DivergedError if a loss or weight is not finite, and the error of an earlier write that failed.
         """
-        logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
+        logged = self.metrics.state_dict()  # first, because a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
         content = state.checkpoint(self.group, config=as_dict(self.cfg), texts=self.cfg.texts, run=logged)
         if self.folder and self.group.is_main:
