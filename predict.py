@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from data.classes import Classes, read_classes
-from data.images import Header, several_frames
+from data.images import Header, read_header, several_frames
 from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
 from inference.exporting.onnx import OnnxModel
-from inference.inputs import Images, film_hint, find_inputs, header_of
+from inference.inputs import Computed, attempt, film_hint, find_inputs, read_input
 from inference.outputs import Outputs
 from inference.predictor import ImagePredictor, predict_batch, window_steps
 from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, on_all_ranks, read_flags
@@ -129,7 +129,8 @@ def predict(
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
-    found = group.map(header_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
+    read = partial(attempt, read_header)
+    found = group.map(read, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
     headers = dict(zip(inputs, found, strict=True))
     good = {name: header for name, header in headers.items() if isinstance(header, Header)}
     readable = {name: header.size for name, header in good.items()}
@@ -140,7 +141,7 @@ def predict(
     batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
-    images = Images([inputs[name] for name in names])
+    images = Computed(partial(read_input, [inputs[name] for name in names]), len(names))
     loader = make_loader(Loader, images, flags, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
     with window_steps(model, list(readable.values()), batches, "images", group) as step:

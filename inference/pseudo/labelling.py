@@ -6,7 +6,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from data.dataset import SegmentationDataset
 from data.histogram import value_histogram
@@ -28,18 +27,10 @@ class Stroked(NamedTuple):
     grid: Grid
 
 
-class StrokedImages(Dataset):
-    """Data set of Stroked images. dataset: images with their scribbles as "label"."""
-
-    def __init__(self, dataset: SegmentationDataset):
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Stroked:
-        maps = self.dataset.read(index)
-        return Stroked(index, maps["image"], maps["label"], walker.grid(maps["image"], maps["label"]))
+def read_stroked(dataset: SegmentationDataset, index: int) -> Stroked:
+    """Read an image of a data set whose "label" is the scribble."""
+    maps = dataset.read(index)
+    return Stroked(index, maps["image"], maps["label"], walker.grid(maps["image"], maps["label"]))
 
 
 def predict(
