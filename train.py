@@ -122,7 +122,7 @@ class Trainer:
         except Stopped as stop:  # all ranks raise it at the same step, so their checkpoint is consistent
             run.save(state)
             run.writer.wait()
-            messages.log_stop(run.folder, state, stop, run.resume_hint())
+            messages.log_stop(run.folder, state, self.group, stop)
             return STOPPED
         run.writer.wait()  # the last checkpoint is written in the background
         messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.extras)

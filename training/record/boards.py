@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -16,19 +15,6 @@ from training.record.extras import Extras
 # Our values of wandb's own variables, in seconds. The other ranks wait while rank 0 uploads at the end. A SIGKILL loses
 # what W&B's process has not written to its file, by default every 15 s.
 WANDB_SECONDS = {"WANDB_FINISH_TIMEOUT": "60", "WANDB__TRANSACTION_LOG_FLUSH_INTERVAL": "1"}
-
-
-class Board(Protocol):
-    """A place for curves and pictures."""
-
-    def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
-        """Add points at `step`, {tag: value}, and pictures, {tag: (H, W, 3) uint8}."""
-
-    def flush(self) -> None:
-        """Flush all points to disk."""
-
-    def close(self, *, failed: bool) -> None:
-        """Write what is left. failed: the run ends with an error."""
 
 
 class TensorBoard:
@@ -45,6 +31,7 @@ class TensorBoard:
         self._writer.add_text("config.yaml", f"```yaml\n{dump(cfg)}\n```", purge_step)
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
+        """Add points at `step`, {tag: value}, and pictures, {tag: (H, W, 3) uint8}."""
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, step)
         for tag, picture in pictures.items():
@@ -54,11 +41,15 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, *, failed: bool) -> None:
+        """Write what is left. failed: the run ends with an error."""
         self._writer.close()
 
 
 class WandB:
-    """A run of Weights & Biases, continued if its id is known. WANDB_* variables take precedence over our options."""
+    """A run of Weights & Biases, with the methods of TensorBoard. A run whose id is known is continued.
+
+    WANDB_* variables take precedence over our options.
+    """
 
     def __init__(self, cfg: Config, folder: Path, run_id: str):
         for name, seconds in WANDB_SECONDS.items():
@@ -96,14 +87,14 @@ class Boards:
     def __init__(self, extras: Extras, cfg: Config, folder: Path, *, purge_step: int, wandb_id: str):
         self._extras = extras
         self.wandb_id = wandb_id
-        makers: dict[str, Callable[[], Board]] = {
+        makers: dict[str, Callable[[], TensorBoard | WandB]] = {
             f"TensorBoard's file in {folder}": partial(TensorBoard, cfg, folder, purge_step)
         }
         if cfg.wandb:
             self.wandb_id = os.environ.get("WANDB_RUN_ID") or wandb_id or secrets.token_hex(4)
             makers["Weights & Biases"] = partial(WandB, cfg, folder, self.wandb_id)
         opened = {name: extras.run(name, make) for name, make in makers.items()}
-        self._boards: dict[str, Board] = {name: board for name, board in opened.items() if board}
+        self._boards: dict[str, TensorBoard | WandB] = {name: board for name, board in opened.items() if board}
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         for name, board in self._boards.items():

@@ -126,9 +126,10 @@ def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
     return f"mIoU {100 * scores['miou']:.2f} ({best}), pixel accuracy {100 * scores['pixel_acc']:.2f}"
 
 
-def log_stop(folder: Path | None, state: TrainState, stop: Stopped, hint: str) -> None:
-    """Log where a run was stopped. hint: from resume_hint()."""
+def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped) -> None:
+    """Log where a run was stopped, and the command that resumes it. folder: as in log_end()."""
     log_report(folder)
+    hint = resume_hint(group, folder)
     log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {hint}")
 
 

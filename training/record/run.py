@@ -119,15 +119,12 @@ class Run:
     def _keep(self) -> dict[str, int]:
         return {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
 
-    def resume_hint(self) -> str:
-        return resume_hint(self.group, self.folder)
-
     def _hint_after_failure(self) -> str:
         """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
         self.writer.join(WRITE_SECONDS)  # it may write the first one
         if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
             return ""
-        return f"; {self.resume_hint()}"
+        return f"; {resume_hint(self.group, self.folder)}"
 
     def __enter__(self) -> "Run":
         return self
