@@ -54,7 +54,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     loader = get_eval_loader(cfg, split, group)
     dataset = loader.dataset
     checks.check_setup(group, {f"{split} list": dataset})
-    if group.is_main:  # an error ends the other ranks, too
+    if group.is_main:  # an error here also ends the other ranks
         check_outputs(flags, cfg, dataset)
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")

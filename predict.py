@@ -1,4 +1,4 @@
-"""Label maps of images by a trained model.
+"""Predict label maps of images with a trained model.
 
 python predict.py --checkpoint log/demo/best.pt --input dataset/demo/JPEGImages --output predictions --overlay
 python predict.py --checkpoint log/voc/best.pt --input 'photos/**/*.JPG' --scales 0.75 1 1.25 --flip
@@ -71,9 +71,9 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
 
 
 def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[ImagePredictor, Classes, int | None, dict]:
-    """Return the model, its classes, background class or None, all that predictions depend on.
+    """Return the model, its classes, its background class or None, and the settings that predictions depend on.
 
-    overrides: as in predict_all(). Raises UserError if a flag does not apply to --model.
+    overrides: see predict_all(). Raises UserError if a flag does not apply to --model.
     """
     settings = inference_settings(flags) | {"weights": flags.weights}
     if flags.model:
@@ -124,8 +124,7 @@ def predict(
 ) -> list[UserError]:
     """Predict this rank's share of the pending batches, write the files, and return the errors of all ranks.
 
-    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. flags: those of the
-    loader.
+    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. flags: the loader's.
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))

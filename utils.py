@@ -1,4 +1,4 @@
-"""What train.py builds from its flags: the process group, loaders, model, losses, optimizer and state."""
+"""Build what train.py needs from its flags: process group, loaders, model, losses, optimizer and state."""
 
 import contextlib
 import logging
@@ -58,7 +58,7 @@ def set_deterministic(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # takes time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it takes time
 
 
 @overload
@@ -68,7 +68,7 @@ def get_loader(cfg: Config, split: Literal["val"], group: Group, files: Split | 
 def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> TrainLoader | EvalLoader:
     """Return a DataLoader over this process's share of the training or validation split. Collective.
 
-    split: "train" or "val". files: of the split; None: find them. Raises UserError if files are missing, or if
+    split: "train" or "val". files: the split's files; None: find them. Raises UserError if files are missing, or if
     --long_side or --window is too large for images.
     """
     if split == "train":
@@ -107,7 +107,7 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
 def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> EvalLoader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective.
 
-    split: name of the list or subfolder. files: as in get_loader(). Raises UserError if files are missing, or if a list
+    split: name of the list or subfolder. files: see get_loader(). Raises UserError if files are missing, or if a list
     other than the training list has a name twice.
     """
     files = files or find_masks(cfg, split)
@@ -128,7 +128,7 @@ def get_model(
 ) -> tuple[models.Segmenter, nn.Module]:
     """Return (model on this process's device, module to train: the model's DDP wrapper, or the model without a group).
 
-    start_weights: on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
+    start_weights: given on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
     """
     torch.manual_seed(cfg.seed)
     raw_model = build_model(cfg)
@@ -160,7 +160,7 @@ def build_model(cfg: Config) -> models.Segmenter:
     )
     model.backbone.freeze_unused(model.head)
     if model.lorm is not None and "lorm" not in loss_weights(cfg):
-        model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
+        model.lorm.requires_grad_(False)  # DDP waits for a gradient of every parameter that requires one
     return model
 
 
@@ -199,7 +199,7 @@ def get_criterion(
 
 
 def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
-    """Return --optimizer over the trained parameters."""
+    """Return the optimizer of --optimizer for the trained parameters. lr: the peak learning rate."""
     groups = parameter_groups(
         raw_model,
         weight_decay=cfg.wdecay,

@@ -32,7 +32,7 @@ GIB_OF_MODEL = 1.5
 
 
 class Device(NamedTuple):
-    """What a kind of device can train in reasonable time. crop_size: in pixels. steps: least and most."""
+    """What a kind of device can train in reasonable time. crop_size: pixels. steps: the least and the most."""
 
     name: str
     layers: int
@@ -57,11 +57,11 @@ def choose_flags(
     large: int = 0,
     first_class: str = "",
 ) -> dict[str, tuple[Any, str]]:
-    """Return {flag: (value, reason)} for the flags of the recipe that are not given.
+    """Return {flag: (value, reason)} for the recipe's flags that are not given.
 
     flags: {flag: value}, defaults included. given: names of the flags that are set; they are kept, and the others fit
     them: a smaller --batchsize takes more steps, for example. sizes: (height, width) of the training images, or of some
-    of them. memory: of one GPU, in GiB; 0: unknown. world_size: number of processes. large: the --long_side that
+    of them. memory: one GPU's memory in GiB; 0: unknown. world_size: number of processes. large: the --long_side that
     resizes images which are much larger than a crop; 0: most are not. first_class: name of class 0; "": unknown.
     """
     flags, given = dict(flags), set(given)

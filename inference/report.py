@@ -58,7 +58,7 @@ def page(
 ) -> str:
     """Return the HTML report about a checkpoint on a split.
 
-    how: from describe_protocol(). predictions: from gather_predictions(), on `dataset`. The curves come from the
+    how: describe_protocol(). predictions: gather_predictions() on `dataset`. The curves come from the
     metrics.jsonl beside the checkpoint, if there is one.
     """
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts.get("classes"))
@@ -94,7 +94,7 @@ def update(
 ) -> None:
     """Write the report of a run's validation. Without predictions, update the curves of the report that there is.
 
-    step: of the run. path: in the run's folder. The other arguments are those of page().
+    step: the run's step. path: the report in the run's folder. page() has the other arguments.
     """
     if predictions:
         best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")
@@ -130,9 +130,9 @@ def _page(content: dict) -> str:
 
 
 def _read_curves(metrics: Path) -> dict:
-    """Return the curves in a metrics.jsonl: {"train": [dicts], "val": [dicts], "every": n}; no dicts without a file.
+    """Return the curves in a metrics.jsonl: {"train": [dicts], "val": [dicts], "every": n}; no dicts if it is missing.
 
-    Of more than MAX_POINTS training lines, every n-th is kept, always with the last line. Damaged lines are skipped.
+    If there are more than MAX_POINTS training lines, every n-th is kept, and the last one. Damaged lines are skipped.
     """
     lines: dict[str, list[dict]] = {kind: [] for kind in _CURVES}
     for line in json_lines(metrics):
@@ -186,7 +186,7 @@ def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:
 
 
 def _palette_png(indices: np.ndarray, palette: np.ndarray, **options) -> str:
-    """Return the data: URL of a palette PNG. indices: (H, W) uint8. palette: (N, 3) uint8. options: of PIL's save()."""
+    """Return the data: URL of a palette PNG. indices: (H, W) uint8. palette: (N, 3) uint8. options: see PIL's save()."""
     picture = Image.fromarray(indices)
     picture.putpalette(palette.tobytes())
     return _data_url(picture, "png", optimize=True, **options)

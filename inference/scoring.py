@@ -1,4 +1,4 @@
-"""Predict every image of a split once, over all ranks, and count pixels."""
+"""Evaluate a split: predict every image once, over all ranks, and count pixels."""
 
 import functools
 from dataclasses import dataclass, field
@@ -95,7 +95,7 @@ def evaluate_split(
 def images_to_show(counts: np.ndarray) -> list[int]:
     """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
 
-    counts: as Evaluation.counts.
+    counts: see Evaluation.
     """
     miou = mean_iou(counts)
     order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]

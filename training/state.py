@@ -1,4 +1,4 @@
-"""Everything in a run that changes from step to step, as one object and as the content of a checkpoint."""
+"""The state of training: everything that changes from step to step, and that a checkpoint keeps."""
 
 import logging
 from dataclasses import dataclass, field
@@ -67,8 +67,8 @@ class TrainState:
     def update(self, lr: float, num_samples: int) -> None:
         """Do an optimizer step with this lr, after the backward passes of num_samples samples of all ranks.
 
-        Each parameter group gets lr times its "lr_factor". A step that the scaler skips also counts, for `step` and the
-        learning rate. A skipped step does not change the weights, but updates their EMA.
+        Each parameter group gets lr times its "lr_factor". The scaler may skip a step: it counts as a step and updates
+        the EMA, but does not change the weights.
         """
         for part in self.optimizer.param_groups:
             part["lr"] = lr * part.get("lr_factor", 1.0)

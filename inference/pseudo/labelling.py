@@ -18,7 +18,7 @@ from support.labels import IGNORE
 class Stroked(NamedTuple):
     """An image with its strokes.
 
-    position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
+    position: its index in the data set. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
     """
 
     position: int
@@ -38,7 +38,7 @@ def predict(
 ) -> Tensor:
     """Return a model's probabilities, averaged over each cell of the grid, (B, C, h, w) float32, on the device.
 
-    batch: images of one size. step: as in inference.predictor.
+    batch: images of one size. step: see inference.predictor.
     """
     size, height = batch[0].grid.seeds.shape, batch[0].scribble.shape[0]
     sums = torch.zeros(len(batch), num_classes, *size, device=device)

@@ -20,7 +20,7 @@ WANDB_SECONDS = {"WANDB_FINISH_TIMEOUT": "60", "WANDB__TRANSACTION_LOG_FLUSH_INT
 class TensorBoard:
     """TensorBoard's event files in a run's folder.
 
-    purge_step: points of earlier files are hidden from this step on; the run will write them again.
+    purge_step: TensorBoard hides points of earlier files from this step on. The run will write them again.
     """
 
     def __init__(self, cfg: Config, folder: Path, purge_step: int):
@@ -68,7 +68,7 @@ class WandB:
         self._run.log(scalars | images, step=step, commit=bool(images))
 
     def flush(self) -> None:
-        """Do nothing: W&B's own process writes each row as it comes."""
+        """Do nothing: W&B's own process writes each row at once."""
 
     def close(self, *, failed: bool) -> None:
         try:
@@ -81,7 +81,7 @@ class WandB:
 class Boards:
     """Write to all boards of a run, and drop a board that fails.
 
-    wandb_id: of the W&B run to continue; "": a new one. purge_step: as in TensorBoard.
+    wandb_id: id of the W&B run to continue; "": start a new one. purge_step: see TensorBoard.
     """
 
     def __init__(self, extras: Extras, cfg: Config, folder: Path, *, purge_step: int, wandb_id: str):

@@ -20,8 +20,8 @@ class Extras:
     def run(self, part: str, work: Callable[[], T], *, retry: bool = False, closes: bool = False) -> T | None:
         """Return work(), or None if it raises. `part` is then dropped: later calls do nothing.
 
-        part: what is lost, with its file, for the warning. retry: do not drop it, as the next call may succeed. closes:
-        call `work` in any case, to free what a dropped part holds.
+        part: names what is lost, with its file, in the warning. retry: keep the part, as the next call may succeed.
+        closes: call `work` in any case, to free what a dropped part holds.
         """
         was_dropped = part in self._dropped
         if was_dropped and not closes:

@@ -67,8 +67,8 @@ def find_best(logdir: Path, name: str) -> Path:
 def create(logdir: Path, name: str) -> tuple[Path, TextIO]:
     """Make the folder of a new run, and return (folder, train.log, open for appending and locked).
 
-    The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. The highest one is used again if
-    its process ended before the first checkpoint or line of metrics.
+    The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. If a run ended before its first
+    checkpoint or line of metrics, the next run takes its folder.
     """
     number = max(_runs_of(logdir, name), default=1)
     while True:
@@ -76,7 +76,7 @@ def create(logdir: Path, name: str) -> tuple[Path, TextIO]:
         folder.mkdir(parents=True, exist_ok=True)
         if not _began(folder):
             log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
-            # Check again under the lock: another process may have started a run in the folder meanwhile.
+            # Check again under the lock: another process may have started a run in the folder in the meantime.
             if _lock(log) and not _began(folder):
                 return folder, log
             log.close()
@@ -113,8 +113,8 @@ def _began(folder: Path) -> bool:
 def tidy(folder: Path, step: int) -> list[str]:
     """Remove temporary files, rename checkpoints of steps after `step` to NAME.old, and return their former names.
 
-    A resumed run writes these checkpoints again. Truncated ones are renamed, too: otherwise a truncated best.pt would
-    keep the best score until a better validation. The report is renamed with best.pt, which it describes.
+    A resumed run writes these checkpoints again. So are truncated ones: otherwise a truncated best.pt would keep
+    the best score until a better validation. The report is renamed with best.pt, which it describes.
     """
     for scratch in folder.glob(".*.part*"):  # not those of predictions in a folder below
         scratch.unlink(missing_ok=True)

@@ -127,7 +127,7 @@ def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
 
 
 def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped) -> None:
-    """Log where a run was stopped, and the command that resumes it. folder: as in log_end()."""
+    """Log where a run was stopped, and the command that resumes it. folder: see log_end()."""
     log_report(folder)
     hint = resume_hint(group, folder)
     log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {hint}")
@@ -136,7 +136,7 @@ def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped
 def log_end(
     cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset, classes: Classes, extras: Extras
 ) -> None:
-    """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on other ranks than 0."""
+    """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on ranks other than 0."""
     if folder is None:
         return
     best = folder / "best.pt"
@@ -167,7 +167,7 @@ def _log_scores(best: Path, classes: Classes) -> None:
 
 
 def log_report(folder: Path | None) -> None:
-    """Log where the report is, if there is one. folder: as in log_end()."""
+    """Log where the report is, if there is one. folder: see log_end()."""
     if folder and (folder / REPORT).is_file():
         log.info(f"report:  {folder / REPORT}")
 

@@ -50,7 +50,7 @@ class Metrics:
         self._file: TextIO | None = None
         self._num_lines = 0
         self._bar: tqdm | None = None
-        self._unread: tuple | None = None  # the last step, whose losses the GPU may still be computing
+        self._unread: tuple | None = None  # the last step: the GPU may still be computing its losses
         self._window: list[dict] = []  # losses and more of each step since the last line of metrics
         # Training time and images since then. Only steps of this process count: a resumed run may begin in a window.
         self._seconds, self._images, self._step_began = 0.0, 0, 0.0
@@ -58,8 +58,8 @@ class Metrics:
     def open(self, cfg: Config, folder: Path | None, step: int, saved: dict, *, steps_left: float) -> None:
         """Open metrics.jsonl and the boards, and remove what follows the resumed checkpoint.
 
-        folder: None on other ranks than 0. step: of the checkpoint. saved: the checkpoint's state_dict(), or {} in a
-        new run. steps_left: of the run.
+        folder: None on other ranks than 0. step: the checkpoint's. saved: the checkpoint's state_dict(), or {} in a
+        new run. steps_left: number of steps that the run will do.
         """
         self.log_interval, self.pace.steps_left = cfg.log_interval, steps_left
         if folder is None:
@@ -75,7 +75,7 @@ class Metrics:
         boards = Boards(self.extras, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
         self.boards = boards
         if last["kind"] == "train":
-            # The step comes before the validation that will be repeated.
+            # The run repeats the validation after this step, so write the step's curve first.
             self.extras.run(f"curves at step {step}", lambda: boards.write(step, _scalars(last), {}))
 
     def loss_text(self) -> str:
@@ -125,8 +125,8 @@ class Metrics:
     ) -> None:
         """Record the optimizer step that `state` has just done.
 
-        losses: {name: scalar over the global batch}, with the total as "loss". hits: from losses.pixel_accuracy, over
-        the global batch. Both are read one step late, while the device computes the next step. Raises DivergedError on
+        losses: {name: scalar over the global batch}, with the total as "loss". hits: losses.pixel_accuracy over
+        the global batch. The CPU reads both one step later, so it never waits for the GPU. Raises DivergedError on
         every rank if a loss is not finite, or if too many steps in a row were skipped.
         """
         values = losses if state.grad_norm is None else losses | {"grad_norm": state.grad_norm}

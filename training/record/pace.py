@@ -12,7 +12,7 @@ SLOW_LOADER = 0.1  # share of the time spent waiting for batches from which the 
 
 
 class Pace:
-    """A stopwatch of a run's optimizer steps. Every rank has one. steps_left: of the run, when this process starts."""
+    """A stopwatch of a run's optimizer steps. Every rank has one. steps_left: the run's, when this process starts."""
 
     def __init__(self, group: Group):
         self.group, self.steps_left = group, 0.0

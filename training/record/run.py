@@ -41,15 +41,15 @@ class Run:
         self.writer = checkpoint.Writer()
         self._log_file: TextIO | None = None
         self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
-        # Lines are kept in memory until there is a train.log.
+        # There is no train.log yet, so keep lines in memory.
         self._early_lines = logging.handlers.MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1)
         log.addHandler(self._early_lines)
 
     def open(self, plan: Plan, state: TrainState, *, steps_left: float) -> None:
         """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        steps_left: of the run. If the folder has no best.pt, state.best_miou becomes -1. Raises UserError if the folder
-        cannot be written.
+        steps_left: see Metrics. If the folder has no best.pt, state.best_miou becomes -1. Raises UserError if the
+        folder cannot be written.
         """
         self.cfg, self.is_new = plan.cfg, plan.folder is None
         if self.group.is_main:
@@ -108,7 +108,7 @@ class Run:
 
         Raises DivergedError if a loss or weight is not finite, and the error of an earlier write that failed.
         """
-        logged = self.metrics.state_dict()  # first, because a loss that is not finite says more than a weight
+        logged = self.metrics.state_dict()  # first: a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
         content = state.checkpoint(self.group, config=as_dict(self.cfg), texts=self.cfg.texts, run=logged)
         if self.folder and self.group.is_main:
@@ -132,7 +132,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         hint = self._hint_after_failure()
         if error:
-            log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
+            log.debug(f"error: {in_one_line(error)}")  # the program prints it on the terminal when it ends
         self.metrics.close(failed=error is not None)
         if self._log_file:
             log.removeHandler(self._handler)
