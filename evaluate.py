@@ -29,8 +29,8 @@ from inference.scoring import Evaluation, evaluate_split, gather_predictions
 from inference.trained import load_on_ranks, on_all_ranks, read_flags
 from support.errors import UserError
 from support.files import check_file, write_atomic
-from training import scores as metrics
 from training.data import prepare_demo_data
+from training.scores import image_scores, table
 from utils import get_eval_loader
 
 log = logging.getLogger("segtrain")
@@ -62,7 +62,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     result = evaluate_split(predictor, loader, group, split, keep_pictures=bool(flags.report))
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
-    log.info(metrics.table(result.scores_with_interval, classes.names))
+    log.info(table(result.scores_with_interval, classes.names))
     predictions = gather_predictions(result, group) if flags.report else {}
     if group.is_main and flags.json:
         about = {"checkpoint": str(model.path), "split": split, "how": how, "classes": classes.names}
@@ -86,7 +86,7 @@ def check_outputs(flags: EvaluateFlags, cfg: Config, dataset: SegmentationDatase
 
 def as_dict(result: Evaluation) -> dict:
     """Return every score, the confusion matrix, and the scores of each image as a dict for JSON."""
-    per_image = zip(result.names, metrics.image_scores(result.counts), strict=True)
+    per_image = zip(result.names, image_scores(result.counts), strict=True)
     return {
         **result.scores_with_interval,
         "confusion": result.confusion.tolist(),

@@ -79,13 +79,14 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     """
     cfg = plan.cfg
     utils.set_deterministic(cfg.deterministic)
-    # Each rank loads its own share of both splits.
+    # Each rank loads its own share of both splits, whose files settle() has listed.
     train_loader = utils.get_loader(cfg, "train", group, plan.files["train"])
     val_loader = utils.get_loader(cfg, "val", group, plan.files["val"])
-    # The optimizer and the average of the weights refer to the model's parameters, so they come after it.
+    # The forward pass calls `model`: raw_model in its DDP wrapper. Checkpoints have the plain names of raw_model.
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
+    # A resumed run keeps the learning rate of its start, so the schedule depends on the checkpoint.
     schedule = Schedule(cfg, train_loader.sampler, plan.resumed)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
@@ -135,6 +136,7 @@ class Trainer:
         """
         cfg, run, state, schedule = self.cfg, self.run, self.state, self.schedule
         self.train_loader.sampler.set_position(state.epoch, state.samples)  # a resumed run skips what it has seen
+        # A step takes --accum_steps batches of the loader. --max_steps may end the run before the loader ends.
         num_steps, title = schedule.steps_left(state), messages.epoch_title(cfg, state)
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.start_training()
@@ -180,6 +182,7 @@ class Trainer:
             first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
+            # Under autocast, only the model computes in low precision. The losses need more digits.
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch.image, batch.foreground)
@@ -216,7 +219,7 @@ class Trainer:
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
         run, state, schedule = self.run, self.state, self.schedule
-        state.synchronize(self.group)
+        state.synchronize(self.group)  # the checkpoint needs it, even if no validation is due
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
         if schedule.validates_epoch(state):
             scores, is_best = self.validate()

@@ -112,18 +112,6 @@ def _config_of_run(flag: str, overrides: dict) -> Path | None:
     return saved if run != "auto" and saved.is_file() else None
 
 
-def program_words(cfg: Config, flags: dict) -> list[str]:
-    """Return the command line for the program of --task test or predict: its flags, and the file of --config."""
-    words = ["--config", str(cfg.config_file.path)] if cfg.config_file else []
-    words += ["--stage", cfg.config_file.stage] if cfg.config_file and cfg.config_file.stage else []
-    for name, value in flags.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no_{name}")
-        else:
-            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
-    return words
-
-
 def as_dict(cfg: Config) -> dict:
     """Return {flag: value} for all flags of train.py, except those that belong to one launch, such as --resume."""
     return {name: getattr(cfg, name) for name, item in FLAGS.items() if not item.per_launch}

@@ -1,8 +1,7 @@
 """Read flags from the command line and from YAML files.
 
 Names are exact, without abbreviations; an unknown name is an error that names the nearest flag. A mapping in a YAML
-file is a section: its keys are flags too, and its name is free. --stage chooses one of the sections of `stages`; it
-overrides the rest of the file.
+file is a section: its keys are flags, and its name is free. --stage chooses a section of `stages` to override the rest.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from support.shell import document
 from support.yaml_file import read_yaml
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
-TYPO = 0.82
+MIN_SIMILARITY = 0.82
 SWITCH = ("true", "false")
 
 
@@ -55,8 +54,8 @@ class FlagReader:
         noted = {alias: item.name for item in self.flags.values() for alias in item.renamed}
         self.renamed = {alias: note for item in self.flags.values() for alias, note in item.renamed.items()}
         self.renamed |= {alias: f"--{name} here" for alias, name in (renamed or {}).items()}
-        others = same | noted | dict(renamed or {})
-        self.aliases = {alias: name for alias, name in others.items() if alias not in self.flags}
+        others = (same | noted | dict(renamed or {})).items()
+        self.aliases = {alias: name for alias, name in others if alias not in self.flags}
         switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
         self.names = self.aliases | {name: name for name in (*self.flags, *switches_off)}  # for hints
         self.readers.setdefault(program, self)
@@ -183,7 +182,7 @@ class FlagReader:
             bare = name.strip("-'").replace("-", "_")
             programs = [reader.program for reader in self.readers.values() if bare in reader.names and reader != self]
             alike = [own for own in self.names if own[0] == bare[:1]]  # bn_momentum is no typo of momentum
-            near = difflib.get_close_matches(bare, alike, n=1, cutoff=TYPO)
+            near = difflib.get_close_matches(bare, alike, n=1, cutoff=MIN_SIMILARITY)
             if bare in self.names and name != f"{prefix}{bare}":  # -batch_size
                 known.append(f"{name}: did you mean {prefix}{bare}?")
             elif programs:

@@ -186,7 +186,7 @@ def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:
 
 
 def _palette_png(indices: np.ndarray, palette: np.ndarray, **options) -> str:
-    """Return the data: URL of a palette PNG. indices: (H, W) uint8. palette: (N, 3) uint8. options: see PIL's save()."""
+    """Return the data: URL of a palette PNG. indices: (H, W) uint8. palette: (N, 3) uint8. options: for PIL."""
     picture = Image.fromarray(indices)
     picture.putpalette(palette.tobytes())
     return _data_url(picture, "png", optimize=True, **options)

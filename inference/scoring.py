@@ -13,8 +13,8 @@ from data.loader import EvalLoader
 from data.pictures import panel
 from distributed.group import Group
 from inference.predictor import ImagePredictor, window_steps
-from training import scores as metrics
-from training.scores import Scores, class_iou, confusion_matrix, mean_iou
+from training import scores as counting
+from training.scores import Scores, class_counts, class_iou, confusion_matrix, mean_iou, miou_interval
 
 NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 NUM_EXAMPLES = 4  # pictures of each validation on the boards
@@ -24,8 +24,8 @@ NUM_EXAMPLES = 4  # pictures of each validation on the boards
 class Evaluation:
     """A split's pixel counts, summed over all ranks. C is the number of classes, N the number of images.
 
-    names: the names of all N images. confusion: metrics.confusion_matrix(), (C, C) int64. counts: each image's
-    metrics.class_counts(), (N, 3, C) int64. These three are equal on every rank. pngs: predictions that this rank
+    names: the names of all N images. confusion: confusion_matrix(), (C, C) int64. counts: each image's
+    class_counts(), (N, 3, C) int64. These three are equal on every rank. pngs: predictions that this rank
     keeps, {image index: bytes of a PNG}. examples: image (H, W, 3), label and prediction (H, W) uint8 of this rank's
     first images.
     """
@@ -43,12 +43,12 @@ class Evaluation:
         "share" is each class's share of the labelled pixels.
         """
         share = (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist()
-        return {"images": len(self.names), **metrics.scores(self.confusion), "share": share}
+        return {"images": len(self.names), **counting.scores(self.confusion), "share": share}
 
     @functools.cached_property
     def scores_with_interval(self) -> Scores:
         """Return all scores, with the mIoU's 95 % interval."""
-        return {**self.scores, "miou_ci": metrics.miou_interval(self.counts)}
+        return {**self.scores, "miou_ci": miou_interval(self.counts)}
 
     def panels(self, classes: Classes, background: int | None) -> list[np.ndarray]:
         """Return a picture of each example: its image, label and prediction, (H, W, 3) uint8."""
@@ -79,7 +79,7 @@ def evaluate_split(
             for index, image, label, predicted in zip(batch.indices, images, labels, predictions, strict=True):
                 of_image = confusion_matrix(predicted, label, dataset.num_classes)
                 confusion += of_image
-                counts[index] = metrics.class_counts(of_image)
+                counts[index] = class_counts(of_image)
                 if keep_pictures and len(examples) < NUM_EXAMPLES:
                     examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
             if keep_pictures:

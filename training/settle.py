@@ -29,7 +29,7 @@ from training import checkpoint
 from training.data import find_masks, find_training_files, get_label_map, prepare_demo_data
 from training.plan import Plan
 from training.record import folder, messages
-from training.record.folder import Found
+from training.record.folder import ResumedRun
 from training.schema import Checkpoint
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
@@ -80,13 +80,13 @@ def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
     check_sample(files["train"].files, files["val"].files, cfg.numclasses, command, group.map, label_map)
 
 
-def find_run(cfg: Config, group: Group) -> Found:
+def find_run(cfg: Config, group: Group) -> ResumedRun:
     """Return the run that --resume names, with its checkpoint on every rank. Collective.
 
     The run continues in the checkpoint's folder. With --reset_data_offset it starts a new one, and the folder is None.
     Raises UserError if the checkpoint is missing or unusable.
     """
-    run = Found()
+    run = ResumedRun()
     if group.is_main and cfg.resume:  # an error here also ends the other ranks
         run = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
     place, path = group.broadcast((run.folder, run.path))
@@ -99,7 +99,7 @@ def find_run(cfg: Config, group: Group) -> Found:
         resumed = resumed or checkpoint.read_run(path)
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
         log.info(f"resuming {path}: {where}")
-    return Found(place, path, resumed)
+    return ResumedRun(place, path, resumed)
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:

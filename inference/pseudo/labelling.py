@@ -68,7 +68,7 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. An object may
     lack a stroke, so the walk's probabilities are multiplied by 1 - p, where p is the model's probability of the most
     probable class that the walk leaves out. (The sum over these classes would be high where a model is unsure among
-    many.) A pixel without a product above walker.SURE is 255. A pixel on a stroke gets its class.
+    many.) A pixel without a product above walker.MIN_PROBABILITY is 255. A pixel on a stroke gets its class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.

@@ -24,7 +24,7 @@ SAMPLES_FILE = "augmented.jpg"
 log = logging.getLogger("segtrain")
 
 
-class Found(NamedTuple):
+class ResumedRun(NamedTuple):
     """The run to continue: its folder, and the path and content of its checkpoint. None: there is none."""
 
     folder: Path | None = None
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     checkpoint: Checkpoint | None = None
 
 
-def find(logdir: Path, name: str, resume: str) -> Found:
+def find(logdir: Path, name: str, resume: str) -> ResumedRun:
     """Find the run to continue.
 
     resume: a checkpoint's path, or "auto" for the newest intact one of the newest run. Raises UserError if `resume` is
@@ -42,9 +42,9 @@ def find(logdir: Path, name: str, resume: str) -> Found:
         path = Path(resume)
         if not path.is_file():
             raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-        return Found(path.parent, path, checkpoint.read_run(path))
+        return ResumedRun(path.parent, path, checkpoint.read_run(path))
     folder = newest(logdir, name)
-    return Found(folder, *checkpoint.read_newest(folder)) if folder else Found()
+    return ResumedRun(folder, *checkpoint.read_newest(folder)) if folder else ResumedRun()
 
 
 def newest(logdir: Path, name: str) -> Path | None:
@@ -113,7 +113,7 @@ def _began(folder: Path) -> bool:
 def tidy(folder: Path, step: int) -> list[str]:
     """Remove temporary files, rename checkpoints of steps after `step` to NAME.old, and return their former names.
 
-    A resumed run writes these checkpoints again. So are truncated ones: otherwise a truncated best.pt would keep
+    A resumed run writes these checkpoints again. It also renames truncated ones, because a truncated best.pt would keep
     the best score until a better validation. The report is renamed with best.pt, which it describes.
     """
     for scratch in folder.glob(".*.part*"):  # not those of predictions in a folder below
