@@ -21,7 +21,6 @@ from support.errors import UserError
 from support.shell import document
 
 FLAGS = READER.flags
-YOUR_DATA = "docs/your_data.md"
 DEMO_NOTE = "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
 
@@ -44,9 +43,7 @@ def parse_flags(argv: list[str] | None = None) -> Config:
         saved = _config_of_run("resume" if task == "train" else "checkpoint", overrides)
         file = ConfigFile(saved or DEMO_CONFIG, "")
         content = READER.yaml_file(file, of_run=saved is not None)
-        is_demo = (
-            f"no --dataset_path: training on the demo (configs/demo.yaml); for your own data: {document(YOUR_DATA)}"
-        )
+        is_demo = f"no --dataset_path: training on the demo (configs/demo.yaml); for your own data: {document('docs/your_data.md')}"
         chosen = f"no --config: using {saved} of the run to resume" if saved else is_demo
         notes += [chosen] * (task == "train") + content.notes
     file_values = content.values
