@@ -43,9 +43,10 @@ def parse_flags(argv: list[str] | None = None) -> Config:
         saved = _config_of_run("resume" if task == "train" else "checkpoint", overrides)
         file = ConfigFile(saved or DEMO_CONFIG, "")
         content = READER.yaml_file(file, of_run=saved is not None)
-        is_demo = f"no --dataset_path: training on the demo (configs/demo.yaml); for your own data: {document('docs/your_data.md')}"
-        chosen = f"no --config: using {saved} of the run to resume" if saved else is_demo
-        notes += [chosen] * (task == "train") + content.notes
+        reason = (
+            f"no --config: using {saved} of the run to resume" if saved else DEMO_NOTE + document("docs/your_data.md")
+        )
+        notes += [reason, *content.notes] if task == "train" else content.notes
     file_values = content.values
     if file:
         name, stage = file_values.get("name") or file.path.stem, file.stage
