@@ -54,7 +54,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
     if run.folder is None and group.is_main:  # an error here also ends the other ranks
-        data = [folder for split in files.values() for folder in split.folders.values()]
+        data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
     check_data(cfg, group, files)
 

@@ -62,7 +62,7 @@ def log_start(
     log_losses(cfg, class_weights)
     size = sum(parameter.numel() for parameter in state.raw_model.parameters())
     log.info(f"model: {cfg.model_type}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
-    factors = [group["lr_factor"] for group in state.optimizer.param_groups]
+    factors = [part["lr_factor"] for part in state.optimizer.param_groups]
     rates = f"{len(factors)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
     log.log(logging.INFO if len(factors) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
     log_schedule(schedule)
