@@ -24,14 +24,13 @@ if __name__ == "__main__":
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from inference.predictor import window_steps
 from inference.report import describe_protocol, page
-from inference.scoring import Result, gather_predictions, score
+from inference.scoring import Evaluation, evaluate_split, gather_predictions
 from inference.trained import load_on_ranks, on_all_ranks, read_flags
 from support.errors import UserError
 from support.files import check_file, write_atomic
-from training import scores as metrics
 from training.data import prepare_demo_data
+from training.scores import image_scores, table
 from utils import get_eval_loader
 
 log = logging.getLogger("segtrain")
@@ -55,17 +54,15 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     loader = get_eval_loader(cfg, split, group)
     dataset = loader.dataset
     checks.check_setup(group, {f"{split} list": dataset})
-    if group.is_main:  # an error ends the other ranks, too
+    if group.is_main:  # an error here also ends the other ranks
         check_outputs(flags, cfg, dataset)
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 
-    batches, keep = loader.batch_sampler, bool(flags.report)
-    with window_steps(predictor, batches.sizes, batches, split, group) as step:
-        result = score(predictor, loader, dataset.names, cfg.numclasses, group, step=step, keep_pngs=keep)
+    result = evaluate_split(predictor, loader, group, split, keep_pictures=bool(flags.report))
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
-    log.info(metrics.table(result.scores_with_interval, classes.names))
+    log.info(table(result.scores_with_interval, classes.names))
     predictions = gather_predictions(result, group) if flags.report else {}
     if group.is_main and flags.json:
         about = {"checkpoint": str(model.path), "split": split, "how": how, "classes": classes.names}
@@ -87,9 +84,9 @@ def check_outputs(flags: EvaluateFlags, cfg: Config, dataset: SegmentationDatase
         check_file(Path(flags.json), "--json", mark='"per_image": [', inputs=inputs)
 
 
-def as_dict(result: Result) -> dict:
+def as_dict(result: Evaluation) -> dict:
     """Return every score, the confusion matrix, and the scores of each image as a dict for JSON."""
-    per_image = zip(result.names, metrics.image_scores(result.counts), strict=True)
+    per_image = zip(result.names, image_scores(result.counts), strict=True)
     return {
         **result.scores_with_interval,
         "confusion": result.confusion.tolist(),

@@ -1,4 +1,4 @@
-"""Label maps of images by a trained model.
+"""Predict label maps of images with a trained model.
 
 python predict.py --checkpoint log/demo/best.pt --input dataset/demo/JPEGImages --output predictions --overlay
 python predict.py --checkpoint log/voc/best.pt --input 'photos/**/*.JPG' --scales 0.75 1 1.25 --flip
@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from data.classes import Classes, read_classes
-from data.images import Header, several_frames
+from data.images import Header, read_header, several_frames
 from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
 from inference.exporting.onnx import OnnxModel
-from inference.inputs import Images, film_hint, find_inputs, header_of
+from inference.inputs import Computed, attempt, film_hint, find_inputs, read_input
 from inference.outputs import Outputs
 from inference.predictor import ImagePredictor, predict_batch, window_steps
 from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, on_all_ranks, read_flags
@@ -71,9 +71,9 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
 
 
 def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[ImagePredictor, Classes, int | None, dict]:
-    """Return the model, its classes, background class or None, all that predictions depend on.
+    """Return the model, its classes, its background class or None, and the settings that predictions depend on.
 
-    overrides: as in predict_all(). Raises UserError if a flag does not apply to --model.
+    overrides: see predict_all(). Raises UserError if a flag does not apply to --model.
     """
     settings = inference_settings(flags) | {"weights": flags.weights}
     if flags.model:
@@ -124,12 +124,12 @@ def predict(
 ) -> list[UserError]:
     """Predict this rank's share of the pending batches, write the files, and return the errors of all ranks.
 
-    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. flags: those of the
-    loader.
+    Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. flags: the loader's.
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
-    found = group.share_work(header_of, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
+    read = partial(attempt, read_header)
+    found = group.share_work(read, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
     headers = dict(zip(inputs, found, strict=True))
     good = {name: header for name, header in headers.items() if isinstance(header, Header)}
     readable = {name: header.size for name, header in good.items()}
@@ -140,7 +140,7 @@ def predict(
     batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
-    images = Images([inputs[name] for name in names])
+    images = Computed(partial(read_input, [inputs[name] for name in names]), len(names))
     loader = make_loader(Loader, images, flags, group, batch_sampler=batches, collate_fn=list)
     failures: list[UserError] = []
     with window_steps(model, list(readable.values()), batches, "images", group) as step:

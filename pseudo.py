@@ -22,14 +22,13 @@ from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
 from flags import FLAGS, Config
-from inference.pseudo.files import PseudoFolder, digests, find_scribbles
-from inference.pseudo.work import Work
+from inference.pseudo import work
 from inference.trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
 from support import shell
 from support.errors import UserError
 from support.files import check_file, sha256, write_atomic
 from support.results import reserve
-from training.data import prepare_demo_data
+from training.data import find_files, prepare_demo_data
 
 log = logging.getLogger("segtrain")
 
@@ -69,22 +68,27 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     settings |= {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.sizes | cfg.architecture
     settings["colours"] = classes.colours[: cfg.numclasses].tolist()
     prepare_demo_data(cfg, group)
-    split = flags.split or cfg.train_split
-    dataset = find_scribbles(cfg, split, flags.train_path)
-    folder = PseudoFolder(cfg, split, flags.output, classes.colours)
+    split, folder = flags.split or cfg.train_split, Path(flags.output)
+    dataset = work.find_scribbles(cfg, split, flags.train_path)
+    if cfg.dataset == "Folder":  # its labels are in a folder for the split, such as OUTPUT/train
+        folder = find_files(cfg, "Folder", split, {"label": str(folder.absolute())}).folders["label"]
+
+    def label_path(name: str) -> Path:
+        return folder / f"{name}{cfg.label_suffix}.png"  # a name may contain folders
+
     checks.check_setup(group, {f"{split} list": dataset})
-    settings |= digests(dataset, group)
-    work = Work(folder, dataset, group, cfg, predictor, flags)
-    work.check_strokes()
+    settings |= work.digests(dataset, group)
+    work.check_strokes(dataset, group)
     if group.is_main:
         options: dict = {"flag": "--output", "inputs": dataset.folders.values(), "overwrite": flags.overwrite}
-        options |= {"files": dict.fromkeys(dataset.names), "paths": lambda name: [folder.label_path(name)]}
-        reserve(folder.path / "pseudo.json", settings, ["**/*.png"], "pseudo.py", **options)
+        options |= {"files": dict.fromkeys(dataset.names), "paths": lambda name: [label_path(name)]}
+        reserve(folder / "pseudo.json", settings, ["**/*.png"], "pseudo.py", **options)
     group.barrier()
 
-    if not group.broadcast(all(folder.label_path(name).is_file() for name in dataset.names)):
-        work.label()
-    report(work.labelled(), flags, dataset, cfg)
+    labels = [label_path(name) for name in dataset.names]
+    if not group.broadcast(all(label.is_file() for label in labels)):
+        work.label_images(dataset, labels, classes.colours, predictor, group, cfg, flags)
+    report(work.share_labelled(labels, cfg.numclasses, group), flags, dataset, cfg)
 
 
 def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:

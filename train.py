@@ -22,21 +22,18 @@ from support import program
 if __name__ == "__main__":
     program.check_command_line(parse_flags)  # --help and wrong flags answer here, before torch is imported
 
-import numpy as np
 import torch
 
 import utils
 from data.classes import Classes
-from data.label_check import check_sample
 from data.loader import EvalLoader, TrainLoader, batched
-from data.pictures import panel
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from distributed.precision import autocast
 from flags import Config
 from inference import report
-from inference.predictor import Predictor, window_steps
-from inference.scoring import gather_predictions, score
+from inference.predictor import Predictor
+from inference.scoring import evaluate_split, gather_predictions
 from losses.criterion import Criterion
 from losses.pixel_accuracy import count_hits
 from support.batch import Batch
@@ -44,16 +41,12 @@ from support.errors import STOPPED
 from training.augmentation import draw_samples
 from training.plan import Plan
 from training.record import messages
-from training.record.folder import REPORT
 from training.record.log import start_logging
 from training.record.run import Run
 from training.schedule import Schedule
-from training.scores import Scores
 from training.settle import settle
 from training.state import TrainState
 from training.task import task_words
-
-NUM_EXAMPLES = 4  # pictures of each validation on the boards
 
 log = logging.getLogger("segtrain")
 
@@ -65,55 +58,45 @@ def main(argv: list[str] | None = None) -> int:
     """
     cfg = parse_flags(argv)
     if cfg.task != "train":
-        return run_task(cfg)
+        import evaluate  # imported here, since training needs neither
+        import predict
+
+        return {"test": evaluate, "predict": predict}[cfg.task].main(task_words(cfg))
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
+        # Run logs an error that ends the run; explain_errors turns running out of memory into advice.
         with Run(group) as run, program.explain_errors(str(group.device), messages.MORE_MEMORY):
-            plan = settle(cfg, group)
+            plan = settle(cfg, group)  # reads and checks all that the user gave; no flag changes afterwards
             trainer = build(plan, group, run)
-            del plan  # its weights are as large as the model and its momentum
+            del plan  # its weights need as much memory as the model and its momentum
             return trainer.fit()
-
-
-def run_task(cfg: Config) -> int:
-    """Score or use the run that the flags name, by evaluate.py or predict.py. Return its exit status."""
-    import evaluate  # imported here, since training needs neither
-    import predict
-
-    return {"test": evaluate, "predict": predict}[cfg.task].main(task_words(cfg))
 
 
 def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     """Build what trains from the plan, and open the run's folder. Collective.
 
-    Raises UserError if labels are invalid, if start weights or the checkpoint do not fit the model, or if ranks differ.
+    Raises UserError if an image is too small, if weights do not fit the model, or if the folder cannot be written.
     """
-    cfg, classes = plan.cfg, plan.classes
+    cfg = plan.cfg
     utils.set_deterministic(cfg.deterministic)
+    # Each rank loads its own share of both splits, whose files settle() has listed.
     train_loader = utils.get_loader(cfg, "train", group, plan.files["train"])
     val_loader = utils.get_loader(cfg, "val", group, plan.files["val"])
-    train_set, val_set, sampler = train_loader.dataset, val_loader.dataset, train_loader.sampler
-    checks.check_setup(group, {"training list": train_set, "validation list": val_set})
-    messages.log_data(cfg, train_set, val_loader, is_main=group.is_main)
-    # Wrong labels are found now, not in mid-epoch.
-    command = messages.data_check_command(cfg)
-    check_sample(train_set.files, val_set.files, cfg.numclasses, command, group.share_work, train_set.label_map)
-
+    # The forward pass calls `model`: raw_model in its DDP wrapper. Checkpoints have the plain names of raw_model.
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
-    class_weights = utils.get_class_weights(cfg, group, train_set)
+    class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    schedule = Schedule(cfg, sampler, plan.resumed)
+    # A resumed run keeps the learning rate of its start, so the schedule depends on the checkpoint.
+    schedule = Schedule(cfg, train_loader.sampler, plan.resumed)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
-    state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_set, plan.resumed)
-
-    run.open(plan, state, steps_left=schedule.total_steps - schedule.position(state))
-    run.show_samples(lambda: draw_samples(cfg, train_loader, classes))
-    messages.log_model(cfg, raw_model)
-    schedule.log()
-    log.info(f"writing to {run.folder}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
-    # A run that resumes in mid-epoch has statistics of batch norm of its own on each rank.
+    state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
+    # The folder comes last: a start that fails leaves none behind.
+    run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
+    run.show_samples(lambda: draw_samples(cfg, train_loader, plan.classes))
+    messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
+    # All ranks must start equal. Only a run that resumes in mid-epoch has other batch-norm statistics on each rank.
     checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
-    return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, classes)
+    return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
 
 @dataclass
@@ -132,18 +115,17 @@ class Trainer:
 
     def fit(self) -> int:
         """Train to the end of the run. Return the exit status: 0, or STOPPED after a signal to any rank."""
-        run, state, schedule = self.run, self.state, self.schedule
+        run, state = self.run, self.state
         try:
-            while not schedule.is_over(state):
+            while not self.schedule.is_over(state):
                 self.train_one_epoch()
                 self.close_epoch()
-        except Stopped as stop:  # raised on all ranks at the same step
+        except Stopped as stop:  # all ranks raise it at the same step, so their checkpoint is consistent
             run.save(state)
             run.writer.wait()
-            messages.log_report(run.folder)
-            log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {run.resume_hint()}")
+            messages.log_stop(run.folder, state, self.group, stop)
             return STOPPED
-        run.writer.wait()
+        run.writer.wait()  # the last checkpoint is written in the background
         messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.extras)
         return 0
 
@@ -153,16 +135,18 @@ class Trainer:
         Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
         """
         cfg, run, state, schedule = self.cfg, self.run, self.state, self.schedule
-        self.train_loader.sampler.set_position(state.epoch, state.samples)  # a resumed run goes on in mid-epoch
+        self.train_loader.sampler.set_position(state.epoch, state.samples)  # a resumed run skips what it has seen
+        # A step takes --accum_steps batches of the loader. --max_steps may end the run before the loader ends.
         num_steps, title = schedule.steps_left(state), messages.epoch_title(cfg, state)
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.start_training()
         for micro_batches in run.metrics.steps(steps, total=num_steps, title=title):
             # Validate after the previous step only now: a run stopped during this validation repeats it when resumed.
+            # After the epoch's last step, close_epoch() validates.
             if schedule.validates_step(state):
-                self.average_batch_norm()
+                state.synchronize(self.group)
                 scores, is_best = self.validate()
-                log.info(f"{title}, step {state.step}: {messages.score_text(scores, is_best, state)}")
+                log.info(f"{title}, step {state.step}: {scores}")
                 if is_best:
                     run.save(state, "best.pt")
                 if state.stops_early(cfg.patience):
@@ -184,19 +168,21 @@ class Trainer:
         Raises Stopped if any rank got a signal.
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
-        group.note(f"step {state.step + 1}")
-        progress = self.schedule.position(state) / self.schedule.total_steps
-        # 1. Each loss is divided by its own count over the global batch, such as labelled pixels.
+        group.note(f"step {state.step + 1}")  # other ranks name this place if this rank hangs
+        progress = self.schedule.steps_done(state) / self.schedule.total_steps
+        # 1. Each loss is divided by its own count over the global batch, such as labelled pixels. A mean on each rank
+        # would weight a pixel by how few others its rank has. The same collective tells all ranks of a signal.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
-        # 2. Forward and backward. DDP exchanges gradients in the last backward pass only.
+        # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
             # Dropout draws by the batch's place in the global batch: the same numbers on any number of ranks.
             first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
+            # Under autocast, only the model computes in low precision. The losses need more digits.
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch.image, batch.foreground)
@@ -211,77 +197,59 @@ class Trainer:
             if cfg.report_training_batch_acc:
                 hits.append(count_hits(outputs["logits"], batch))
 
-        # 3. Update the weights. The first step of this process also compares the ranks.
+        # 3. Update the weights. In the first step of this process, also compare the ranks: a model that was not
+        # wrapped, or that changes its weights by itself, would diverge between ranks without an error.
         is_first = state.steps_since_start == 0
         if is_first:
             checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
+        if is_first:
+            checks.check_weights(group, state.raw_model, buffers_averaged=False)
+
+        # 4. Log the losses. Metrics reads them one step later, so the CPU does not wait for the GPU here.
         losses = criterion.as_dict(group.sum(parts), progress)
         all_hits = group.sum(torch.stack(hits).sum(0)) if hits else None
         self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images, hits=all_hits)
-        self.run.writer.check()
-        if is_first:
-            checks.check_weights(group, state.raw_model, buffers_averaged=False)
+        self.run.writer.check()  # a checkpoint that could not be written ends the run now, not after days
 
     def close_epoch(self) -> None:
         """After an epoch, or at --max_steps or --patience: validate if due, log a line, and save checkpoints.
 
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
-        group, run, state, sampler = self.group, self.run, self.state, self.train_loader.sampler
-        self.average_batch_norm()
-        if group.world_size > 1:
-            log.debug(f"epoch {state.epoch + 1}: weights are equal on all {group.world_size} ranks")
+        run, state, schedule = self.run, self.state, self.schedule
+        state.synchronize(self.group)  # the checkpoint needs it, even if no validation is due
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
-        if self.schedule.validates_epoch(state):
+        if schedule.validates_epoch(state):
             scores, is_best = self.validate()
-            line += f", {messages.score_text(scores, is_best, state)}"
+            line += f", {scores}"
             checkpoints += ["best.pt"] if is_best else []
-        if sampler.is_epoch_done(state.samples):  # and not at --max_steps
+        if schedule.sampler.is_epoch_done(state.samples):  # --max_steps and --patience may end a run in mid-epoch
             state.epoch, state.samples = state.epoch + 1, 0
-            if self.schedule.saves_epoch(state):
+            if schedule.saves_epoch(state):
                 checkpoints.append(f"epoch_{state.epoch:04d}.pt")
-        rate = run.metrics.pace.rate_text(sampler.global_batch, messages.loader_advice(self.train_loader))
-        log.info(f"{line}, {run.metrics.pace.time_text()}{rate}")
+        log.info(f"{line}, {run.metrics.pace.text(schedule.sampler.global_batch, self.train_loader)}")
         run.save(state, *checkpoints)
 
-    def average_batch_norm(self) -> None:
-        """Average batch-norm statistics over ranks, then check that all ranks have equal weights. Collective."""
-        for model in self.state.models:
-            self.group.average_buffers(model)
-        checks.check_weights(self.group, self.state.raw_model, buffers_averaged=True)
-
-    def validate(self) -> tuple[Scores, bool]:
+    def validate(self) -> tuple[str, bool]:
         """Score the validation list, each image once and in its own pixels. Collective.
 
-        Log and return the scores, and whether they are the best so far: the next checkpoint then comes with a report of
-        this validation. Raises Stopped if any rank got a signal.
+        Return the scores as text, and whether they are the best so far. Raises Stopped if any rank got a signal.
         """
         cfg, group, run, state, dataset = self.cfg, self.group, self.run, self.state, self.val_loader.dataset
-        torch.backends.cudnn.benchmark = False  # images have many sizes: it would measure again for each
+        torch.backends.cudnn.benchmark = False  # images have many sizes: cuDNN would measure again for each
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
-        own, batches = self.val_loader.batch_sampler, run.metrics.validation(self.val_loader)
-        with window_steps(predictor, own.sizes, own, "validation", group) as step:
-            options: dict = {"step": step, "keep_pngs": True, "keep_first": NUM_EXAMPLES}
-            result = score(predictor, batches, dataset.names, cfg.numclasses, group, **options)
-
-        def draw() -> list[np.ndarray]:
-            return [
-                panel(image, label, predicted, self.classes, cfg.background_class)
-                for image, label, predicted in result.examples
-            ]
-
-        panels = run.extras.run("pictures of the validation", draw) or []
-        run.metrics.log_validation(state, result.scores, self.classes.names, panels)
+        with run.metrics.pause():  # images per second are those of training
+            result = evaluate_split(predictor, self.val_loader, group, "validation", keep_pictures=True)
+        draw = partial(result.panels, self.classes, cfg.background_class)
+        run.metrics.log_validation(state, result.scores, self.classes.names, draw)
         is_best = state.record_miou(result.scores["miou"])
-        # Only the best validation is worth the pictures of its predictions; the others add points to the curves.
+        # The report shows the predictions of best.pt. Other validations only add points to its curves. It is written
+        # with the next checkpoint, so that a run resumed from there has a report that fits.
         predictions = gather_predictions(result, group) if is_best else {}
-        if run.folder:
-            path = run.folder / REPORT
-            write = partial(report.update, path, state.step, cfg, dataset, result, predictions)
-            run.write_with_next_save(f"{path} (the report)", write)
-        return result.scores, is_best
+        run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
+        return messages.score_text(result.scores, is_best, state), is_best
 
 
 if __name__ == "__main__":

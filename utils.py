@@ -1,4 +1,4 @@
-"""What train.py builds from its flags: the process group, loaders, model, losses, optimizer and state."""
+"""Build what train.py needs from its flags: process group, loaders, model, losses, optimizer and state."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ from distributed.checks import digest
 from distributed.group import Group
 from distributed.join import process_group
 from distributed.precision import LossScaler
-from flags import Config, changes
+from flags import Config
 from flags.losses import loss_weights, read_class_weights
 from flags.shared import LaunchFlags
 from inference.windows import Windows
@@ -58,7 +58,7 @@ def set_deterministic(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # takes time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it takes time
 
 
 @overload
@@ -68,24 +68,24 @@ def get_loader(cfg: Config, split: Literal["val"], group: Group, files: Split | 
 def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> TrainLoader | EvalLoader:
     """Return a DataLoader over this process's share of the training or validation split. Collective.
 
-    split: "train" or "val". files: of the split; None: find them. Raises UserError if files are missing, or if
+    split: "train" or "val". files: the split's files; None: find them. Raises UserError if files are missing, or if
     --long_side or --window is too large for images.
     """
     if split == "train":
         return get_train_loader(cfg, group, files or find_training_files(cfg))
     loader = get_eval_loader(cfg, cfg.val_split, group, files)
     for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
-        Windows.over(size, 1.0, **cfg.sizes)  # the first validation would find it late
+        Windows.over(size, 1.0, **cfg.sizes)  # an error here would otherwise come in the first validation
     return loader
 
 
 def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
-    # The workers do what only depends on labels: in a training step, the CPU would wait for the results of a GPU.
+    # The loader's workers compute what depends on labels only: in a step, the CPU would have to wait for the GPU.
     derive: dict[str, tuple[str, Callable]] = {}
     if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
         derive["points"] = "label", find_points
     if "lorm" in loss_weights(cfg):
-        with torch.device("meta"):  # no memory and no time for weights: only the size of the features is asked
+        with torch.device("meta"):  # only the size of the features is needed, so no weights are allocated
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
         derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
@@ -107,7 +107,7 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
 def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> EvalLoader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective.
 
-    split: name of the list or subfolder. files: as in get_loader(). Raises UserError if files are missing, or if a list
+    split: name of the list or subfolder. files: see get_loader(). Raises UserError if files are missing, or if a list
     other than the training list has a name twice.
     """
     files = files or find_masks(cfg, split)
@@ -128,7 +128,7 @@ def get_model(
 ) -> tuple[models.Segmenter, nn.Module]:
     """Return (model on this process's device, module to train: the model's DDP wrapper, or the model without a group).
 
-    start_weights: on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
+    start_weights: given on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
     """
     torch.manual_seed(cfg.seed)
     raw_model = build_model(cfg)
@@ -160,19 +160,16 @@ def build_model(cfg: Config) -> models.Segmenter:
     )
     model.backbone.freeze_unused(model.head)
     if model.lorm is not None and "lorm" not in loss_weights(cfg):
-        model.lorm.requires_grad_(False)  # DDP waits for the gradient of every parameter that requires one
+        model.lorm.requires_grad_(False)  # DDP waits for a gradient of every parameter that requires one
     return model
 
 
 def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset) -> list[float] | None:
-    """Return the class weights of --class_weights, equal on all ranks, or None if unweighted. Collective.
+    """Return the class weights of --class_weights, equal on all ranks; None without any, or if no loss uses them.
 
-    For --class_weights balanced, each rank counts a share of the labels.
+    Collective. For --class_weights balanced, each rank counts a share of the labels.
     """
-    if cfg.class_weights == "none":
-        return None
-    if "seg" not in loss_weights(cfg):
-        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce")
+    if cfg.class_weights == "none" or "seg" not in loss_weights(cfg):
         return None
     weights = read_class_weights(cfg.class_weights, cfg.numclasses)
     if weights is None:
@@ -180,10 +177,7 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
         bar = partial(progress_bar, total=len(own), title="counting labels", unit="file", enabled=group.is_main)
         counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
         weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
-    weights = group.broadcast(weights)  # a file may differ between machines
-    values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(weights))
-    log.info(f"class weights (--class_weights {cfg.class_weights}): {values}")
-    return weights
+    return group.broadcast(weights)  # a file may differ between machines
 
 
 def get_criterion(
@@ -196,8 +190,6 @@ def get_criterion(
             f"--dataset {cfg.dataset} with these --l_* weights leaves no loss to train the head on: raise --l_seg or "
             "--l_pseudo"
         )
-    rises = "; the weight of crf rises from 0 in the first half of the run" if "crf" in weights else ""
-    log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}{rises}")
     return Criterion(
         weights,
         label_smooth=cfg.label_smooth,
@@ -207,16 +199,13 @@ def get_criterion(
 
 
 def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
-    """Return --optimizer over the trained parameters."""
+    """Return the optimizer of --optimizer for the trained parameters. lr: the peak learning rate."""
     groups = parameter_groups(
         raw_model,
         weight_decay=cfg.wdecay,
         decay_norm_bias=cfg.decay_norm_bias,
         head_lr_factor=cfg.head_lr_factor,
     )
-    factors = [part["lr_factor"] for part in groups]
-    rates = f"{len(groups)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
-    log.log(logging.INFO if len(groups) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
     options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
     return make_optimizer(cfg.optimizer, groups, fused=group.device.type == "cuda", lr=lr, **options)
 
@@ -231,7 +220,7 @@ def get_state(
     train_set: SegmentationDataset,
     resumed: Checkpoint | None = None,
 ) -> TrainState:
-    """Return the TrainState of a new run, or of the Checkpoint that the run goes on from.
+    """Return the TrainState of a new run, or of the Checkpoint that the run continues.
 
     Raises UserError if the checkpoint does not fit the model, or if --seed or the list has changed in mid-epoch.
     """
@@ -250,6 +239,5 @@ def get_state(
         )
     if resumed.samples > len(train_set) * cfg.repeat:
         raise UserError(f"--resume {cfg.resume}: {resumed.samples} samples of the epoch are done, more than it has")
-    log.info(f"flags changed since the checkpoint: {changes(resumed.config, cfg) or 'none'}")
     state.restore(resumed, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state

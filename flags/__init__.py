@@ -14,13 +14,14 @@ import yaml
 from flags.conflicts import check as check_flags
 from flags.conflicts import idle_flags
 from flags.programs import READER, TASKS
-from flags.reader import ConfigFile, FlagReader
+from flags.reader import ConfigFile, Parsed
 from flags.shared import DataFlags
 from flags.training import Config
 from support.errors import UserError
 from support.shell import document
 
 FLAGS = READER.flags
+DEMO_NOTE = "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
 
 
@@ -32,23 +33,36 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     task_flags. Raises UserError on unknown flags and invalid values.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    file_notes: list[str] = []
-    file = _file_of(words)
-    file_values = READER.yaml_file(file, file_notes) if file else {}
-    task = _value(words, "task") or file_values.get("task", "train")
+    file, saved = _file_of(words), None
+    content = READER.yaml_file(file) if file else Parsed({}, None, [])
+    task = _value(words, "task") or content.values.get("task", "train")
     reader, program = TASKS.get(task, TASKS["train"])
     overrides, config_file, notes = reader.command_line(words)
-    notes += file_notes
-    saved = None
+    notes = notes + content.notes
     if file is None and "dataset_path" not in overrides:
-        file, saved = _default_file(task, overrides, notes)
-        file_values = READER.yaml_file(file, notes, of_run=saved is not None)
+        saved = _config_of_run("resume" if task == "train" else "checkpoint", overrides)
+        file = ConfigFile(saved or DEMO_CONFIG, "")
+        content = READER.yaml_file(file, of_run=saved is not None)
+        reason = (
+            f"no --config: using {saved} of the run to resume" if saved else DEMO_NOTE + document("docs/your_data.md")
+        )
+        notes += [reason, *content.notes] if task == "train" else content.notes
+    file_values = content.values
     if file:
         name, stage = file_values.get("name") or file.path.stem, file.stage
-        file_values["name"] = f"{name}-{stage}" if stage else name  # each stage is a run of its own
+        file_values = file_values | {"name": f"{name}-{stage}" if stage else name}  # each stage is a run of its own
     task_flags: dict[str, Any] = {}
     if task != "train":
-        overrides, task_flags, notes = _for_task(task, program, overrides, notes)
+        # A flag that the program knows by another name, such as --batchsize, has the program's meaning.
+        own = {name: value for name, value in overrides.items() if name not in program.aliases}
+        renamed = {program.aliases[name]: value for name, value in overrides.items() if name in program.aliases}
+        overrides = own | renamed | own  # if both are set, the flag's own name counts
+        used = {*program.flags, "task", "name", "logdir", *(item.name for item in dataclasses.fields(DataFlags))}
+        unused = [f"--{name}" for name in overrides if name not in used]
+        notes = [note for note in notes if not note.startswith("--batch_size")]
+        notes += [f"--task {task} does not use {', '.join(unused)}"] if unused else []
+        task_flags = {name: value for name, value in overrides.items() if name in program.flags}
+        overrides = {name: value for name, value in overrides.items() if name in FLAGS}
     merged = READER.merge(file_values, overrides)
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
@@ -62,28 +76,13 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     given = frozenset(merged)
     if "model_type" not in merged and "Pseudo" not in merged.get("dataset", FLAGS["dataset"].default):
         merged["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
-    cfg = Config(
-        **merged, notes=notes, given=given, typed=frozenset(typed), config_file=config_file, task_flags=task_flags
-    )
+    cfg = Config(**merged, given=given, typed=frozenset(typed), config_file=config_file, task_flags=task_flags)
     cfg = dataclasses.replace(cfg, name=cfg.name or f"{cfg.dataset}_{cfg.model_type}")
     check_flags(cfg)
     if file and not saved:
         idle = idle_flags(cfg, set(file_values) - typed)
         notes += [f"{name} of {file.path} has no effect without {needed}" for name, needed in idle.items()]
-    return cfg
-
-
-def _for_task(task: str, program: FlagReader, values: dict, notes: list[str]) -> tuple[dict, dict, list[str]]:
-    """Divide the {flag: value} of a command line: return those of train.py, those of the task's program, and notes."""
-    # A flag that the program knows by another name, such as --batchsize, has the program's meaning.
-    for name in [name for name in values if name in program.aliases]:
-        values.setdefault(program.aliases[name], values.pop(name))
-    used = {*program.flags, "task", "name", "logdir", *(item.name for item in dataclasses.fields(DataFlags))}
-    unused = [f"--{name}" for name in values if name not in used]
-    notes = [note for note in notes if not note.startswith("--batch_size")]
-    notes += [f"--task {task} does not use {', '.join(unused)}"] if unused else []
-    of_program = {name: value for name, value in values.items() if name in program.flags}
-    return {name: value for name, value in values.items() if name in FLAGS}, of_program, notes
+    return dataclasses.replace(cfg, notes=notes)
 
 
 def _file_of(words: list[str]) -> ConfigFile | None:
@@ -99,29 +98,16 @@ def _value(words: list[str], name: str) -> str:
     return found[-1] if found else ""
 
 
-def _default_file(task: str, overrides: dict, notes: list[str]) -> tuple[ConfigFile, Path | None]:
-    """Return the file to read without --config and --dataset_path, and its path if it is the config.yaml of a run."""
-    flag = "resume" if task == "train" else "checkpoint"
+def _config_of_run(flag: str, overrides: dict) -> Path | None:
+    """Return the config.yaml of the run that --resume or --checkpoint names, or None without such a flag.
+
+    Raises UserError if a checkpoint is there without its config.yaml: the demo's flags would be wrong.
+    """
     run = overrides.get(flag) or "auto"
-    saved = None if run == "auto" else Path(run).parent / "config.yaml"
-    if saved and saved.is_file():
-        notes += [f"no --config: using {saved} of the run to resume"] if task == "train" else []
-        return ConfigFile(saved, ""), saved
-    if saved and Path(run).is_file():  # the demo's flags would be wrong
+    saved = Path(run).parent / "config.yaml"
+    if run != "auto" and not saved.is_file() and Path(run).is_file():
         raise UserError(f"--{flag} {run}: no config.yaml beside it: add the run's --config FILE")
-    if task == "train":
-        notes.append(
-            "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
-            + document("docs/your_data.md")
-        )
-    return ConfigFile(DEMO_CONFIG, ""), None
-
-
-def program_words(cfg: Config, flags: dict) -> list[str]:
-    """Return the command line for the program of --task test or predict: its flags, and the file of --config."""
-    words = ["--config", str(cfg.config_file.path)] if cfg.config_file else []
-    words += ["--stage", cfg.config_file.stage] if cfg.config_file and cfg.config_file.stage else []
-    return words + TASKS[cfg.task][1].words(flags)
+    return saved if run != "auto" and saved.is_file() else None
 
 
 def as_dict(cfg: Config) -> dict:

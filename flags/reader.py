@@ -1,8 +1,7 @@
 """Read flags from the command line and from YAML files.
 
 Names are exact, without abbreviations; an unknown name is an error that names the nearest flag. A mapping in a YAML
-file is a section: its keys are flags too, and its name is free. --stage chooses one of the sections of `stages`; it
-overrides the rest of the file.
+file is a section: its keys are flags, and its name is free. --stage chooses a section of `stages` to override the rest.
 """
 
 import argparse
@@ -14,14 +13,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from flags.declare import flags_of
+from flags.declare import Flag, flags_of
 from flags.others import changes_nothing, other_names
 from support.errors import UserError
 from support.shell import document
 from support.yaml_file import read_yaml
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
-TYPO = 0.82
+MIN_SIMILARITY = 0.82
 SWITCH = ("true", "false")
 
 
@@ -30,6 +29,14 @@ class ConfigFile(NamedTuple):
 
     path: Path
     stage: str
+
+
+class Parsed(NamedTuple):
+    """What a command line or a YAML file says: {flag: value}, the --config file or None, and notes for the user."""
+
+    values: dict
+    config_file: ConfigFile | None
+    notes: list[str]
 
 
 class FlagReader:
@@ -47,21 +54,19 @@ class FlagReader:
         noted = {alias: item.name for item in self.flags.values() for alias in item.renamed}
         self.renamed = {alias: note for item in self.flags.values() for alias, note in item.renamed.items()}
         self.renamed |= {alias: f"--{name} here" for alias, name in (renamed or {}).items()}
-        others = same | noted | dict(renamed or {})
-        self.aliases = {alias: name for alias, name in others.items() if alias not in self.flags}
+        others = (same | noted | dict(renamed or {})).items()
+        self.aliases = {alias: name for alias, name in others if alias not in self.flags}
         switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
         self.names = self.aliases | {name: name for name in (*self.flags, *switches_off)}  # for hints
         self.readers.setdefault(program, self)
 
-    def command_line(self, argv: list[str] | None = None) -> tuple[dict, ConfigFile | None, list[str]]:
-        """Return ({flag: value} of the command line, the --config file or None, notes for the user).
+    def command_line(self, argv: list[str] | None = None) -> Parsed:
+        """Parse the words of a command line; None: sys.argv.
 
-        argv: the words; None: sys.argv. Raises UserError on unknown flags, invalid values, and --stage without
-        --config.
+        Raises UserError on unknown flags, invalid values, and --stage without --config.
         """
-        notes: list[str] = []
-        words = self._translate_words(sys.argv[1:] if argv is None else argv, notes)
-        parser = self._parser()
+        argv = sys.argv[1:] if argv is None else argv
+        words, parser = self._translate_words(argv), self._parser()
         try:
             parsed, surplus = parser.parse_known_args(words)
         except argparse.ArgumentError as error:
@@ -80,14 +85,14 @@ class FlagReader:
         if stage and not path:
             raise UserError(f"--stage {stage} without --config: add --config FILE")
         converted = {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
-        return converted, ConfigFile(Path(path), stage) if path else None, notes
+        names = [_name(word[2:].partition("=")[0]).removeprefix("no_") for word in argv if word.startswith("--")]
+        return Parsed(converted, ConfigFile(Path(path), stage) if path else None, self._notes(names, "--"))
 
-    def yaml_file(self, config_file: ConfigFile, notes: list[str], *, of_run: bool = False) -> dict:
-        """Return {flag: value} of a YAML file; values of the chosen stage override the others.
+    def yaml_file(self, config_file: ConfigFile, *, of_run: bool = False) -> Parsed:
+        """Parse a YAML file. The values of the chosen stage override the others.
 
-        of_run: it is the config.yaml of a run, perhaps of an earlier version, whose unknown keys are left out. Appends
-        notes for the user to `notes`. Raises UserError if the file cannot be read, or holds an unknown key, an invalid
-        value or no such stage.
+        of_run: the file is the config.yaml of a run, perhaps of an earlier version; its unknown keys are left out.
+        Raises UserError if the file cannot be read, or holds an unknown key, an invalid value or no such stage.
         """
         path, stage = config_file
         content = read_yaml(path, "--config ")
@@ -101,20 +106,12 @@ class FlagReader:
         if stage not in stages and (stage or stages):
             problem = f"--stage {stage}: not in" if stage else "--stage is not set, but there are stages in"
             raise UserError(f"{problem} {path}: it has {', '.join(stages) or 'none'}")
-        for key in [key for key in content if of_run and key not in self.flags]:
-            notes.append(f"{path}: {key} is not a flag of this version: left out")
-            del content[key]
-        return self.merge(self._section(content, path, notes), self._section(stages.get(stage, {}), path, notes))
-
-    def words(self, values: dict) -> list[str]:
-        """Return the command-line words that set these {flag: value}."""
-        words: list[str] = []
-        for name, value in values.items():
-            if isinstance(value, bool):
-                words.append(f"--{name}" if value else f"--no_{name}")
-            else:
-                words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
-        return words
+        unknown = [key for key in content if of_run and key not in self.flags]
+        notes = [f"{path}: {key} is not a flag of this version: left out" for key in unknown]
+        pairs = _flatten({key: value for key, value in content.items() if key not in unknown})
+        overrides = _flatten(stages.get(stage, {}))
+        values = self.merge(self._convert(pairs, path), self._convert(overrides, path))
+        return Parsed(values, config_file, notes + self._notes([_name(key) for key, _ in pairs + overrides]))
 
     def merge(self, values: dict, overrides: dict) -> dict:
         """Return {flag: value} of both arguments; `overrides` takes precedence.
@@ -155,26 +152,23 @@ class FlagReader:
                     group.add_argument(f"--{item.name}", metavar=kind, nargs=nargs, help=help)
         return parser
 
-    def _section(self, content: dict, path: Path, notes: list[str]) -> dict:
-        """Return {flag: value} of a YAML mapping and its sections. Raises UserError on unknown or repeated flags."""
-        pairs: list[tuple[Any, Any]] = []
-        for key, value in content.items():
-            pairs += value.items() if isinstance(value, dict) else [(key, value)]
+    def _convert(self, pairs: list[tuple[Any, Any]], path: Path) -> dict:
+        """Return {flag: value} of the keys and values of a YAML file. Raises UserError on unknown or repeated flags."""
         values: dict[str, Any] = {}
         unknown: list[str] = []
         for key, value in pairs:
-            name = self._translate(str(key).replace("-", "_"), notes, "")
-            if name not in self.flags:
-                unknown += [] if changes_nothing(name, value) else [repr(str(key))]
-            else:
-                for text in (value if isinstance(value, list) else [value]) if self.flags[name].kind is not str else ():
-                    if re.fullmatch("[-+]?0[0-7]+", str(text)) and (octal := int(text, 8)) != int(text):
-                        both = f"{octal} in YAML 1.1, {int(text)} in YAML 1.2"
-                        raise UserError(f"{path}: {name}: {text} is {both}: write it without leading zeros")
-                converted = self.flags[name].convert(value, f"{path}: {name}")
-                if values.setdefault(name, converted) != converted:
-                    keys = " and ".join(other for other, _ in pairs if self.aliases.get(other, other) == name)
-                    raise UserError(f"{path}: {name!r} is given twice ({keys}), with two values: remove one")
+            flag = self._flag(_name(key))
+            if flag is None:
+                unknown += [] if changes_nothing(_name(key), value) else [repr(str(key))]
+                continue
+            for text in (value if isinstance(value, list) else [value]) if flag.kind is not str else ():
+                if re.fullmatch("[-+]?0[0-7]+", str(text)) and (octal := int(text, 8)) != int(text):
+                    both = f"{octal} in YAML 1.1, {int(text)} in YAML 1.2"
+                    raise UserError(f"{path}: {flag.name}: {text} is {both}: write it without leading zeros")
+            converted = flag.convert(value, f"{path}: {flag.name}")
+            if values.setdefault(flag.name, converted) != converted:
+                keys = " and ".join(other for other, _ in pairs if self._flag(other) is flag)
+                raise UserError(f"{path}: {flag.name!r} is given twice ({keys}), with two values: remove one")
         if unknown:
             raise UserError(f"{path}: {self._unknown_names('key', unknown, '')}")
         return values
@@ -188,7 +182,7 @@ class FlagReader:
             bare = name.strip("-'").replace("-", "_")
             programs = [reader.program for reader in self.readers.values() if bare in reader.names and reader != self]
             alike = [own for own in self.names if own[0] == bare[:1]]  # bn_momentum is no typo of momentum
-            near = difflib.get_close_matches(bare, alike, n=1, cutoff=TYPO)
+            near = difflib.get_close_matches(bare, alike, n=1, cutoff=MIN_SIMILARITY)
             if bare in self.names and name != f"{prefix}{bare}":  # -batch_size
                 known.append(f"{name}: did you mean {prefix}{bare}?")
             elif programs:
@@ -207,7 +201,7 @@ class FlagReader:
             )
         return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(known)}"
 
-    def _translate_words(self, argv: Sequence[str], notes: list[str]) -> list[str]:
+    def _translate_words(self, argv: Sequence[str]) -> list[str]:
         """Return the command line's words with our names: `--alias=value` becomes `--flag=value`.
 
         A switch may have a value, as in YAML: `--flag false` becomes `--no_flag`.
@@ -216,27 +210,41 @@ class FlagReader:
         while words:
             word = words.pop(0)
             name, equals, value = word.removeprefix("--").partition("=")
-            name = name.replace("-", "_")
+            name = _name(name)
             bare = name.removeprefix("no_")
             if not word.startswith("--") or bare in ("", "config", "stage"):
                 translated += [word] if word != "--" else []  # launchers pass it on
                 continue
             is_negated = bare != name and bare in self.names
-            ours = self._translate(bare if is_negated else name, notes, "--")
-            flag = self.flags.get(ours)
+            name = bare if is_negated else name
+            flag = self._flag(name)
             if not equals and words and words[0].lower() in SWITCH and (flag is None or flag.kind is bool):
                 equals, value = "=", words.pop(0)
-            if flag is None and changes_nothing(ours, value):
+            if flag is None and changes_nothing(name, value):
                 continue
+            name = flag.name if flag else name
             if flag and flag.kind is bool and equals:
                 if is_negated or value.lower() not in SWITCH:
-                    raise UserError(f"{word.partition('=')[0]} {value}: give --{ours} true or false, or no value")
+                    raise UserError(f"{word.partition('=')[0]} {value}: give --{name} true or false, or no value")
                 is_negated, equals, value = value.lower() == "false", "", ""
-            translated.append(f"--{'no_' if is_negated else ''}{ours}{equals}{value}")
+            translated.append(f"--{'no_' if is_negated else ''}{name}{equals}{value}")
         return translated
 
-    def _translate(self, name: str, notes: list[str], prefix: str) -> str:
-        """Return the flag that a name or alias stands for. Append a note if an alias means something else elsewhere."""
-        if name in self.renamed:
-            notes.append(f"{prefix}{name}: {self.renamed[name]}")
-        return self.aliases.get(name, name)
+    def _flag(self, name: str) -> Flag | None:
+        """Return the flag of this name or alias, or None."""
+        return self.flags.get(self.aliases.get(name, name))
+
+    def _notes(self, names: list[str], prefix: str = "") -> list[str]:
+        """Return a note for each name that means something else in other trainers."""
+        return [f"{prefix}{name}: {self.renamed[name]}" for name in names if name in self.renamed]
+
+
+def _name(word: object) -> str:
+    """Return a flag's name as it is declared: --batch-size is --batch_size."""
+    return str(word).replace("-", "_")
+
+
+def _flatten(content: dict) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a YAML mapping; a section contributes its own."""
+    pairs = [value.items() if isinstance(value, dict) else [(key, value)] for key, value in content.items()]
+    return [pair for some in pairs for pair in some]

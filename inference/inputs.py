@@ -3,20 +3,23 @@
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
 from data.folders import walk
-from data.images import IMAGE_SUFFIXES, Header, read_header, read_image
+from data.images import IMAGE_SUFFIXES, read_image
 from support.errors import UserError
 from support.shell import quoted
 
 FILM_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 OUTPUT_NOTE = "predictions.json"  # in every folder that predict.py writes to
+
+T = TypeVar("T")
 
 
 def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Path], list[Path]]:
@@ -103,30 +106,28 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     return Path(*path.parts[:first]), files
 
 
-def header_of(path: Path) -> Header | UserError:
-    """Return an image's Header, or the UserError of a file that cannot be read.
-
-    Only the header is read, unless EXIF turns the image.
-    """
+def attempt(read: Callable[[Path], T], path: Path) -> T | UserError:
+    """Return read(path) of an image, or its UserError."""
     Image.MAX_IMAGE_PIXELS = None  # Pillow's limit protects from strangers' files: --input names the user's own
     try:
-        return read_header(path)
+        return read(path)
     except UserError as error:
         return error
 
 
-class Images(Dataset):
-    """Data set of (index, image (H, W, 3) uint8 RGB), or (index, UserError) for an unreadable file."""
+def read_input(files: list[Path], index: int) -> tuple[int, np.ndarray | UserError]:
+    """Return (index, the image (H, W, 3) uint8 RGB), or (index, UserError) if its file cannot be read."""
+    return index, attempt(read_image, files[index])
 
-    def __init__(self, files: list[Path]):
-        self.files = files
+
+class Computed(Dataset):
+    """A data set of read(index) for each index below `length`. Loader workers that are spawned must pickle `read`."""
+
+    def __init__(self, read: Callable[[int], Any], length: int):
+        self.read, self.length = read, length
 
     def __len__(self) -> int:
-        return len(self.files)
+        return self.length
 
-    def __getitem__(self, index: int) -> tuple[int, np.ndarray | UserError]:
-        Image.MAX_IMAGE_PIXELS = None
-        try:
-            return index, read_image(self.files[index])
-        except UserError as error:
-            return index, error
+    def __getitem__(self, index: int) -> Any:
+        return self.read(index)

@@ -20,7 +20,7 @@ from data.dataset import EvalSet
 from data.images.files import decode_bytes
 from data.pictures import contours, to_hex
 from flags import Config
-from inference.scoring import Result
+from inference.scoring import Evaluation
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from support.labels import IGNORE
@@ -53,12 +53,12 @@ def page(
     dataset: EvalSet,
     split: str,
     how: str,
-    result: Result,
+    result: Evaluation,
     predictions: dict[int, bytes],
 ) -> str:
     """Return the HTML report about a checkpoint on a split.
 
-    how: from describe_protocol(). predictions: from gather_predictions(), on `dataset`. The curves come from the
+    how: describe_protocol(). predictions: gather_predictions() on `dataset`. The curves come from the
     metrics.jsonl beside the checkpoint, if there is one.
     """
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts.get("classes"))
@@ -89,10 +89,12 @@ def page(
     return _page(content)
 
 
-def update(path: Path, step: int, cfg: Config, dataset: EvalSet, result: Result, predictions: dict[int, bytes]) -> None:
-    """Write the report of a run's validation, or without predictions, new curves into the report that there is.
+def update(
+    step: int, cfg: Config, dataset: EvalSet, result: Evaluation, predictions: dict[int, bytes], path: Path
+) -> None:
+    """Write the report of a run's validation. Without predictions, update the curves of the report that there is.
 
-    path: in the run's folder. step: of the run. The other arguments are those of page().
+    step: the run's step. path: the report in the run's folder. page() has the other arguments.
     """
     if predictions:
         best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")
@@ -128,9 +130,9 @@ def _page(content: dict) -> str:
 
 
 def _read_curves(metrics: Path) -> dict:
-    """Return the curves in a metrics.jsonl: {"train": [dicts], "val": [dicts], "every": n}; no dicts without a file.
+    """Return the curves in a metrics.jsonl: {"train": [dicts], "val": [dicts], "every": n}; no dicts if it is missing.
 
-    Of more than MAX_POINTS training lines, every n-th is kept, always with the last line. Damaged lines are skipped.
+    If there are more than MAX_POINTS training lines, every n-th is kept, and the last one. Damaged lines are skipped.
     """
     lines: dict[str, list[dict]] = {kind: [] for kind in _CURVES}
     for line in json_lines(metrics):
@@ -184,7 +186,7 @@ def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:
 
 
 def _palette_png(indices: np.ndarray, palette: np.ndarray, **options) -> str:
-    """Return the data: URL of a palette PNG. indices: (H, W) uint8. palette: (N, 3) uint8. options: of PIL's save()."""
+    """Return the data: URL of a palette PNG. indices: (H, W) uint8. palette: (N, 3) uint8. options: for PIL."""
     picture = Image.fromarray(indices)
     picture.putpalette(palette.tobytes())
     return _data_url(picture, "png", optimize=True, **options)

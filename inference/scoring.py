@@ -1,30 +1,33 @@
-"""Predict every image of a split once, over all ranks, and count pixels."""
+"""Evaluate a split: predict every image once, over all ranks, and count pixels."""
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data.classes import Classes
 from data.images import label_png
+from data.loader import EvalLoader
+from data.pictures import panel
 from distributed.group import Group
-from inference.predictor import Cancelled, ImagePredictor, Step, no_step
-from support.batch import EvalBatch
-from training import scores as metrics
-from training.scores import Scores, class_iou, confusion_matrix, mean_iou
+from inference.predictor import ImagePredictor, window_steps
+from training import scores as counting
+from training.scores import Scores, class_counts, class_iou, confusion_matrix, mean_iou, miou_interval
 
 NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
+NUM_EXAMPLES = 4  # pictures of each validation on the boards
 
 
 @dataclass
-class Result:
-    """Pixel counts of a split, summed over all ranks. C is the number of classes, N the number of images.
+class Evaluation:
+    """A split's pixel counts, summed over all ranks. C is the number of classes, N the number of images.
 
-    names: of all N images. confusion: metrics.confusion_matrix(), (C, C) int64. counts: metrics.class_counts() of each
-    image, (N, 3, C) int64. These three are equal on every rank. pngs: predictions that this rank keeps, {image index:
-    bytes of a PNG}. examples: image (H, W, 3), label and prediction (H, W) uint8 of the first images of this rank.
+    names: the names of all N images. confusion: confusion_matrix(), (C, C) int64. counts: each image's
+    class_counts(), (N, 3, C) int64. These three are equal on every rank. pngs: predictions that this rank
+    keeps, {image index: bytes of a PNG}. examples: image (H, W, 3), label and prediction (H, W) uint8 of this rank's
+    first images.
     """
 
     names: list[str]
@@ -40,65 +43,59 @@ class Result:
         "share" is each class's share of the labelled pixels.
         """
         share = (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist()
-        return {"images": len(self.names), **metrics.scores(self.confusion), "share": share}
+        return {"images": len(self.names), **counting.scores(self.confusion), "share": share}
 
     @functools.cached_property
     def scores_with_interval(self) -> Scores:
         """Return all scores, with the mIoU's 95 % interval."""
-        return {**self.scores, "miou_ci": metrics.miou_interval(self.counts)}
+        return {**self.scores, "miou_ci": miou_interval(self.counts)}
+
+    def panels(self, classes: Classes, background: int | None) -> list[np.ndarray]:
+        """Return a picture of each example: its image, label and prediction, (H, W, 3) uint8."""
+        return [panel(image, label, predicted, classes, background) for image, label, predicted in self.examples]
 
 
-def score(
-    predictor: ImagePredictor,
-    batches: Iterable[EvalBatch],
-    names: list[str],
-    num_classes: int,
-    group: Group,
-    *,
-    step: Step = no_step,
-    keep_pngs: bool = False,
-    keep_first: int = 0,
-) -> Result:
-    """Predict this rank's batches and return a Result with the counts summed over ranks. Collective.
+def evaluate_split(
+    predictor: ImagePredictor, loader: EvalLoader, group: Group, title: str, *, keep_pictures: bool = False
+) -> Evaluation:
+    """Predict each image of a split once, over all ranks, and return their Evaluation. Collective.
 
-    names: of the images of all ranks. step: of window_steps(). keep_pngs: keep the predictions that images_to_show()
-    may choose. keep_first: number of this rank's first images to keep as examples. Raises Stopped on all ranks if one
-    of them got a signal.
+    title: names the progress bar. keep_pictures: keep the predictions that images_to_show() may choose, and this rank's
+    first NUM_EXAMPLES images. Raises Stopped on all ranks if one of them got a signal.
     """
+    own, dataset = loader.batch_sampler, loader.dataset
     confusion, counts = (
-        torch.zeros(*size, num_classes, dtype=torch.int64, device=group.device)
-        for size in ((num_classes,), (len(names), 3))
+        torch.zeros(*size, dataset.num_classes, dtype=torch.int64, device=group.device)
+        for size in ((dataset.num_classes,), (len(dataset.names), 3))
     )
     pngs: dict[int, bytes] = {}
     examples: list[tuple[np.ndarray, ...]] = []
-    for batch in batches:
-        if group.stop:
-            break
-        images, labels = (values.to(group.device, non_blocking=True) for values in (batch.image, batch.label))
-        try:
+    with window_steps(predictor, own.sizes, own, title, group) as step:  # leaves the loop after a signal
+        for batch in loader:
+            if group.stop:
+                break
+            images, labels = (values.to(group.device, non_blocking=True) for values in (batch.image, batch.label))
             predictions = predictor.labels(images, step)
-        except Cancelled:
-            break
-        for index, image, label, predicted in zip(batch.indices, images, labels, predictions, strict=True):
-            own = confusion_matrix(predicted, label, num_classes)
-            confusion += own
-            counts[index] = metrics.class_counts(own)
-            if len(examples) < keep_first:
-                examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
-        if keep_pngs:
-            kept = sorted([*pngs, *batch.indices])  # an image not chosen among these is not chosen among all
-            kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
-            new = {index: values for index, values in zip(batch.indices, predictions, strict=True) if index in kept}
-            pngs |= {index: label_png(values.cpu().numpy()) for index, values in new.items()}
-            pngs = {index: pngs[index] for index in kept}
+            for index, image, label, predicted in zip(batch.indices, images, labels, predictions, strict=True):
+                of_image = confusion_matrix(predicted, label, dataset.num_classes)
+                confusion += of_image
+                counts[index] = class_counts(of_image)
+                if keep_pictures and len(examples) < NUM_EXAMPLES:
+                    examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
+            if keep_pictures:
+                kept = sorted([*pngs, *batch.indices])  # an image not chosen among these is not chosen among all
+                kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
+                new = {index: values for index, values in zip(batch.indices, predictions, strict=True) if index in kept}
+                pngs |= {index: label_png(values.cpu().numpy()) for index, values in new.items()}
+                pngs = {index: pngs[index] for index in kept}
     group.raise_if_stopped()
-    return Result(names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs, examples)
+    return Evaluation(dataset.names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs, examples)
 
 
 def images_to_show(counts: np.ndarray) -> list[int]:
     """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
 
-    counts: as Result.counts.
+    counts: see Evaluation.
     """
     miou = mean_iou(counts)
     order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
@@ -109,10 +106,10 @@ def images_to_show(counts: np.ndarray) -> list[int]:
     return [index for index in order if index in chosen]
 
 
-def gather_predictions(result: Result, group: Group) -> dict[int, bytes]:
+def gather_predictions(result: Evaluation, group: Group) -> dict[int, bytes]:
     """Return {index: PNG of the prediction} of the images to show, by rising mIoU, on every rank. Collective.
 
-    result: from score(keep_pngs=True).
+    result: from evaluate_split(keep_pictures=True).
     """
     chosen = images_to_show(result.counts)
     shares = group.gather([result.pngs.get(index) for index in chosen])

@@ -52,7 +52,7 @@ def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, di
     has those on device and processes.
     """
     values, config_file, notes = reader.command_line(argv)
-    saved = READER.yaml_file(config_file, []) if config_file else {}  # its notes are on training
+    saved = READER.yaml_file(config_file).values if config_file else {}  # its notes are on training
     launch = {item.name for item in dataclasses.fields(LaunchFlags)} if issubclass(reader.declared, LaunchFlags) else {}
     overrides = saved | {name: value for name, value in values.items() if name in SAVED_FLAGS}
     return {name: value for name, value in saved.items() if name in launch} | values, overrides, notes

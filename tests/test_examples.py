@@ -1,4 +1,4 @@
-"""Which images a report shows, and what score() keeps of them."""
+"""Which images a report shows, and what evaluate_split() keeps of them."""
 
 import io
 from types import SimpleNamespace
@@ -8,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from data.sampler import EvalBatches
 from distributed.group import Group
-from inference.scoring import gather_predictions, score
+from inference.scoring import evaluate_split, gather_predictions
 from support.batch import EvalBatch
 
 NUM_IMAGES, WORST = 60, 37
@@ -60,10 +61,16 @@ def batches(indices: list[int], size: int):
         yield EvalBatch(torch.from_numpy(image), torch.from_numpy(LABELS[index]), index)
 
 
+class Batches(list):
+    """As an EvalLoader over images of 4 classes."""
+
+    dataset = SimpleNamespace(names=[f"image {number}" for number in range(NUM_IMAGES)], num_classes=4)
+    batch_sampler = EvalBatches([(16, 16)] * NUM_IMAGES, batch_size=4, rank=0, world_size=1)
+
+
 def scored(indices: list[int], size: int = 4):
-    predictor = SimpleNamespace(labels=lambda images, step: images[..., 0])
-    names = [f"image {number}" for number in range(NUM_IMAGES)]
-    return score(predictor, batches(indices, size), names, 4, GROUP, keep_pngs=True)
+    predictor = SimpleNamespace(labels=lambda images, step: images[..., 0], num_windows=lambda size: 1)
+    return evaluate_split(predictor, Batches(batches(indices, size)), GROUP, "images", keep_pictures=True)
 
 
 @pytest.mark.parametrize("size", [1, 7, 60])

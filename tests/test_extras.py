@@ -49,7 +49,7 @@ def test_damaged_file_beside_a_checkpoint_is_one_warning(demo_run, expected, cap
         ("torch.utils.tensorboard.SummaryWriter.add_image", "TensorBoard"),
         ("torch.utils.tensorboard.SummaryWriter.flush", "TensorBoard"),
         ("torch.utils.tensorboard.SummaryWriter.close", "TensorBoard"),
-        ("train.panel", "pictures of the validation"),
+        ("inference.scoring.panel", "pictures of the validation"),
         ("train.draw_samples", "augmented.jpg"),
         ("inference.report.page", "report.html"),
         ("training.record.messages.table", "table of scores"),

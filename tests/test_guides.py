@@ -10,10 +10,11 @@ import pytest
 import yaml
 from conftest import REPO
 
-from flags import FLAGS, Config, parse_flags, program_words
+from flags import FLAGS, Config, parse_flags
 from flags.others import TABLE, other_names
 from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER, TASKS
 from support.errors import UserError
+from training.task import program_words
 
 LINES = (REPO / "tests/recorded/guides.tsv").read_text(encoding="utf-8").splitlines()
 ROWS = [line.split("\t")[1:] for line in LINES[1:]]

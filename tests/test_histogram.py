@@ -16,14 +16,17 @@ from distributed.group import Group
 from flags import parse_flags
 from flags.losses import read_class_weights
 from support.errors import UserError
+from training.record.messages import log_losses
 
 GROUP = Group(torch.device("cpu"))
 
 
 def weights_of(root, **values) -> list[float] | None:
-    """get_class_weights on the drawn data, as a group of one."""
+    """get_class_weights on the drawn data, as a group of one, and their log line."""
     cfg = parse_flags(flags(dataset_path=root, **values))
-    return utils.get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset)
+    weights = utils.get_class_weights(cfg, GROUP, utils.get_loader(cfg, "train", GROUP).dataset)
+    log_losses(cfg, weights)
+    return weights
 
 
 @pytest.mark.parametrize("shape", [(30, 40), (2**12 + 1, 2**12)])
@@ -59,7 +62,7 @@ def test_balanced_counts_the_training_labels(demo_root, caplog, dataset):
     share = np.array([(values == number).sum() for number in range(5)]) / (values != 255).sum()
     weights = weights_of(demo_root, dataset=dataset, class_weights="balanced")
     assert weights == pytest.approx(1 / np.log(1.02 + share), rel=1e-12)
-    assert f"class weights (--class_weights balanced): 0: {weights[0]:.4g}, 1: {weights[1]:.4g}" in caplog.messages[0]
+    assert f"class weights (--class_weights balanced): 0: {weights[0]:.4g}, 1: {weights[1]:.4g}" in caplog.messages[1]
 
 
 def test_class_weights_as_numbers(demo_root):
@@ -90,4 +93,5 @@ def test_criterion_has_the_losses_of_its_flags(demo_root, caplog):
     criterion = utils.get_criterion(cfg, GROUP, model, [1, 2, 3, 4, 5])
     assert criterion.weights == {"seg_dice": 2, "seg": 1}
     assert criterion.terms["seg"].weight_of[:5].tolist() == [1, 2, 3, 4, 5]
-    assert caplog.messages == ["losses: 2 seg_dice + 1 seg"]
+    log_losses(cfg, [1, 2, 3, 4, 5])
+    assert caplog.messages[0] == "losses: 2 seg_dice + 1 seg"

@@ -8,6 +8,8 @@ import torch
 from distributed.group import Group
 from training.record.metrics import Metrics
 
+LOADER = SimpleNamespace(num_workers=0)
+
 
 @pytest.fixture
 def now(monkeypatch) -> list[float]:
@@ -29,13 +31,10 @@ def test_validation_between_steps_is_not_in_the_rate_of_training(now, monkeypatc
     metrics.log_interval = 2
     monkeypatch.setattr(metrics, "_write", lambda line, *_: lines.append(line))
 
-    def batches():
-        now[0] += 100
-        yield None
-
     for step in metrics.steps([1, 2, 3], total=3, title=""):
         if step == 2:
-            list(metrics.validation(batches()))
+            with metrics.pause():
+                now[0] += 100
         now[0] += 1
         log_step(metrics, 1, step, 1.0)
     metrics.end_epoch()
@@ -55,9 +54,9 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
         log_step(metrics, 3, 11 + step, float(step))
     metrics.end_epoch()
     assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
-    assert metrics.pace.time_text() == "17 min, 4 min left"
+    assert metrics.pace.text(2, LOADER) == "17 min, 4 min left, 0.00962 images/s"  # 10 images in 1040 s
     metrics.pace.steps_left = 5
-    assert metrics.pace.time_text() == "17 min"
+    assert metrics.pace.text(2, LOADER) == "17 min, 0.00962 images/s"
 
 
 def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(now):
@@ -71,20 +70,22 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(n
             now[0] += wait
             yield number
 
-    def pause():
-        now[0] += 100
-        yield None
+    def validate() -> None:
+        with metrics.pause():
+            now[0] += 100
 
     def epoch(wait: float) -> str:
         for step in metrics.steps(batches(wait), total=4, title=""):
             if step == 2:
-                list(metrics.validation(pause()))
+                validate()
             now[0] += 3
-        list(metrics.validation(pause()))
-        return metrics.pace.rate_text(6, "DO THIS")
+        validate()
+        return metrics.pace.text(6, LOADER).partition(", ")[2].partition("left, ")[2]
 
     # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting
-    assert epoch(2.0) == ", 1.33 images/s: 33% of the time is waiting for the loader: DO THIS"
-    assert epoch(0.0) == ", 2 images/s"
+    metrics.pace.steps_left = 100
+    advice = "33% of the time is waiting for the loader: raise --workers (now 0)"
+    assert epoch(2.0) == f"1.33 images/s: {advice}"
+    assert epoch(0.0) == "2 images/s"
     # 3 waits of 0.4 s are 1.2 of 13.2 s, 9 %: below the limit; 24 / 13.2 = 1.818
-    assert epoch(0.4) == ", 1.82 images/s"
+    assert epoch(0.4) == "1.82 images/s"

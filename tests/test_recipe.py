@@ -1,6 +1,5 @@
 """The recipe: what flags that are not set become, from the data and the device."""
 
-import dataclasses
 import itertools
 import math
 import shlex
@@ -8,18 +7,18 @@ import shlex
 import pytest
 
 from flags import FLAGS, Config, as_dict, parse_flags
-from flags.recipe import CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, Facts, Recipe
+from flags.recipe import CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, choose_flags
 from support.errors import DivergedError
 from tools.check.__main__ import main as check_data
 from train import main as train
 
-PHOTOS = Facts("Folder", 43, [(360, 480)] * 43, CUDA, memory=79.0)
+PHOTOS = {"device": CUDA, "num_images": 43, "sizes": [(360, 480)] * 43, "memory": 79.0}
 
 
-def recipe(facts: Facts, *given: str, **flags) -> dict:
-    """{flag: value} that are chosen for flags as on a command line."""
-    values = as_dict(Config(**flags))
-    return {name: choice.value for name, choice in Recipe(facts, values, {*given, *flags}).choices.items()}
+def recipe(data: dict, *given: str, **flags) -> dict:
+    """{flag: value} that are chosen for flags as on a command line. data: arguments of choose_flags()."""
+    values = as_dict(Config(**{"dataset": "Folder"} | flags))
+    return {name: value for name, (value, _) in choose_flags(values, {*given, *flags}, **data).items()}
 
 
 def test_few_photos_on_a_gpu():
@@ -30,48 +29,47 @@ def test_few_photos_on_a_gpu():
 
 def test_a_batch_is_not_larger_than_a_short_epoch():
     """With --epochs, an epoch is a pass over the list. 43 images on 2 ranks, 2 forward passes a step: 10 for each."""
-    few = dataclasses.replace(PHOTOS, world_size=2)
+    few = PHOTOS | {"world_size": 2}
     assert recipe(few, epochs=3, accum_steps=2)["batchsize"] == 10
     assert recipe(few, epochs=3, accum_steps=2, repeat=2)["batchsize"] == 16
-    assert recipe(dataclasses.replace(PHOTOS, num_images=6), max_steps=9)["batchsize"] == 6
-    small = recipe(dataclasses.replace(PHOTOS, num_images=10, memory=4.0), epochs=3)  # 4 fit
+    assert recipe(PHOTOS | {"num_images": 6}, max_steps=9)["batchsize"] == 6
+    small = recipe(PHOTOS | {"num_images": 10, "memory": 4.0}, epochs=3)  # 4 fit
     assert (small["batchsize"], small["accum_steps"]) == (4, 2)
-    assert recipe(dataclasses.replace(PHOTOS, num_images=1), epochs=3)["batchsize"] == 1
+    assert recipe(PHOTOS | {"num_images": 1}, epochs=3)["batchsize"] == 1
 
 
 def test_class_0_is_an_object_unless_its_name_is_background():
-    streets = dataclasses.replace(PHOTOS, first_class="road")
+    streets = PHOTOS | {"first_class": "road"}
     assert recipe(streets)["background"] == "none"
     assert "background" not in recipe(streets, background="0")
-    assert "background" not in recipe(dataclasses.replace(PHOTOS, first_class="Background"))
+    assert "background" not in recipe(PHOTOS | {"first_class": "Background"})
 
 
 def test_scribbles_get_the_crf_loss_and_the_paper_does_not():
     weights = {"ScribbleOnly": 0.3, "ScribblePseudo": 0.3, "ScribblePseudoDsDc": None, "Dense": None}
     for dataset, weight in weights.items():
-        facts = dataclasses.replace(PHOTOS, dataset=dataset)
-        assert recipe(facts).get("l_crf") == weight
-        assert "l_crf" not in recipe(facts, l_crf=0.0)
+        assert recipe(PHOTOS, dataset=dataset).get("l_crf") == weight
+        assert "l_crf" not in recipe(PHOTOS, dataset=dataset, l_crf=0.0)
 
 
 def test_many_images_take_fifty_passes_and_very_many_take_80000_steps():
-    voc = dataclasses.replace(PHOTOS, num_images=10_582)
+    voc = PHOTOS | {"num_images": 10_582}
     chosen = recipe(voc)
     assert chosen["max_steps"] == 50 * 10_582 // 16 == 33_068
     assert "repeat" not in chosen
-    coco = recipe(dataclasses.replace(PHOTOS, num_images=118_000))
+    coco = recipe(PHOTOS | {"num_images": 118_000})
     # An epoch has 7375 steps, more than a tenth of 80,000 would be: 4000 * 2; so no validation in between.
     assert (coco["max_steps"], "val_step_frequency" in coco) == (80_000, False)
     # On a CPU, 5000 images are 625 steps of 1000: a validation every 100.
-    assert recipe(dataclasses.replace(PHOTOS, num_images=5000, device=CPU))["val_step_frequency"] == 100
+    assert recipe(PHOTOS | {"num_images": 5000, "device": CPU})["val_step_frequency"] == 100
     # CDSP's own labels and number of images: its learning rate.
-    assert recipe(dataclasses.replace(voc, dataset="ScribblePseudoDsDc"))["lr"] == 1e-3
+    assert recipe(voc, dataset="ScribblePseudoDsDc")["lr"] == 1e-3
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
 @pytest.mark.parametrize("flags", [{}, {"batchsize": 4}, {"total_batchsize": 64}, {"accum_steps": 2}])
 def test_any_batch_sees_as_many_images(flags, world_size):
-    chosen = recipe(dataclasses.replace(PHOTOS, world_size=world_size), **flags)
+    chosen = recipe(PHOTOS | {"world_size": world_size}, **flags)
     values = {"total_batchsize": 0, "accum_steps": 1} | chosen | flags
     batch = values["total_batchsize"] or values["batchsize"] * values["accum_steps"] * world_size
     assert chosen["max_steps"] == math.ceil(4000 * 16 / batch)
@@ -81,7 +79,7 @@ def test_any_batch_sees_as_many_images(flags, world_size):
 def test_little_memory_accumulates_the_same_batch():
     # 465x465, ResNet-50: 1.5 GiB and 0.44 GiB an image. 8 GiB hold 14 images, so 8; 4 GiB hold 5, so 4.
     for memory, batch in ((8.0, 8), (4.0, 4), (2.0, 1), (80.0, 16)):
-        chosen = recipe(dataclasses.replace(PHOTOS, memory=memory))
+        chosen = recipe(PHOTOS | {"memory": memory})
         assert (chosen["batchsize"], chosen.get("accum_steps", 1), chosen["max_steps"]) == (batch, 16 // batch, 4000)
 
 
@@ -91,7 +89,7 @@ def test_what_is_given_is_kept():
     for name in ("epochs", "max_steps", "warmup_epochs"):
         assert not {"max_steps", "repeat"} & set(recipe(PHOTOS, name))
     # --lr alone keeps SGD, and the log says so.
-    kept = Recipe(PHOTOS, as_dict(Config(backbone="timm:resnet18")), {"lr", "backbone"}).choices
+    kept = choose_flags(as_dict(Config(backbone="timm:resnet18")), {"lr", "backbone"}, **PHOTOS)
     assert kept["optimizer"] == ("sgd", "as --lr is set; adamw is usual")
     # Weights of a file are for one depth: the default, or the one that is given.
     assert "layers" not in recipe(PHOTOS, pretrained="weights.pth")
@@ -103,7 +101,7 @@ def test_networks_of_timm_and_large_photos():
     assert (chosen["optimizer"], chosen["lr"], chosen["wdecay"]) == ("adamw", 1e-3, 0.01)
     for name in ("vit_tiny_patch16_224", "davit_tiny", "nextvit_small", "swin_tiny_patch4_window7_224"):
         assert recipe(PHOTOS, backbone=f"timm:{name}")["lr"] == 1e-4
-    large = dataclasses.replace(PHOTOS, device=CPU, sizes=[(3000, 4000)], large=700)
+    large = PHOTOS | {"device": CPU, "sizes": [(3000, 4000)], "large": 700}
     assert recipe(large)["long_side"] == 700
     assert "long_side" not in recipe(large, "window")
     assert "long_side" not in recipe(large, distancemap_s="there")  # in pixels of the original images
@@ -113,18 +111,18 @@ def test_networks_of_timm_and_large_photos():
 def test_every_choice_is_a_value_of_its_flag_at_any_size_of_data_and_group():
     for world_size, num_images, side in itertools.product((1, 8, 27, 512), (1, 48, 200_000), (1, 8, 100, 20_000)):
         for device in (CPU, CUDA):
-            facts = Facts("Folder", num_images, [(side, side)], device, world_size=world_size)
-            chosen = recipe(facts)
+            data = {"device": device, "num_images": num_images, "sizes": [(side, side)], "world_size": world_size}
+            chosen = recipe(data)
             assert {name: FLAGS[name].convert(value, name) for name, value in chosen.items()} == chosen
             assert chosen["max_steps"] >= FEW_STEPS  # no warning about the recipe's own choice
 
 
 def test_a_short_run_validates_at_most_ten_times():
     # 48 images are 6 steps of 8: 160 steps would be 26 epochs, each with a validation. 3 passes are 18 steps.
-    facts = Facts("Folder", 48, [(100, 100)], CPU)
-    assert recipe(facts, max_steps=160)["repeat"] == 3
-    assert "repeat" not in recipe(facts, max_steps=160, val_epoch_frequency=2)
-    assert "repeat" not in recipe(facts, max_steps=50)  # 8 validations
+    data = {"device": CPU, "num_images": 48, "sizes": [(100, 100)]}
+    assert recipe(data, max_steps=160)["repeat"] == 3
+    assert "repeat" not in recipe(data, max_steps=160, val_epoch_frequency=2)
+    assert "repeat" not in recipe(data, max_steps=50)  # 8 validations
 
 
 def test_the_check_prints_what_train_chooses(demo_root, tmp_path, capsys, monkeypatch):

@@ -17,7 +17,7 @@ from data.classes import voc_colours
 from data.images import label_png
 from data.pictures import contours
 from inference.report import MAX_POINTS, page, with_new_curves
-from inference.scoring import Result
+from inference.scoring import Evaluation
 from support.errors import UserError
 from support.files import write_atomic
 from training.scores import class_counts, confusion_matrix
@@ -82,7 +82,7 @@ def write(
     for own, item in zip(counts, shown, strict=False):
         predicted, label = map(torch.from_numpy, (item.predicted, item.label))
         own[:] = class_counts(confusion_matrix(predicted, label, len(classes)))
-    result = Result(["x"] * 7, torch.tensor(confusion), counts)
+    result = Evaluation(["x"] * 7, torch.tensor(confusion), counts)
     result.scores_with_interval = result.scores | INTERVAL
     predictions = {number: label_png(item.predicted) for number, item in enumerate(shown)}
     text = page(folder / "best.pt", 20, cfg, Shown(shown), split, "raw weights", result, predictions)

@@ -13,6 +13,7 @@ from distributed.group import Group
 from flags import parse_flags
 from support.errors import STOPPED, UserError
 from training import checkpoint
+from training.record.messages import log_schedule
 from training.schedule import Schedule
 from training.settle import share_batch
 
@@ -86,7 +87,7 @@ def test_lr_lies_on_the_promised_curve(before, after, scaling, caplog):
             assert at(old, samples / batch) == pytest.approx(0.5 * factor * fall, rel=1e-9)
             assert at(new, samples / new_batch) == pytest.approx(0.5 * factor * change * fall, rel=1e-9)
         caplog.clear()
-        new.log()
+        log_schedule(new)
         lr = f"lr {0.5 * factor * change:g}"
         product = [f"{lr} = --lr 0.5 x {factor * change:g} (--lr_scaling {scaling})"] if factor * change != 1 else []
         assert lr in caplog.messages[0]

@@ -15,7 +15,7 @@ FAULTS = "tests/train_with_fault.py"
 
 def claim_and_hold(logdir: Path, barrier, results, hold) -> None:
     barrier.wait()
-    folder, log = run_folder.claim(logdir, "x")
+    folder, log = run_folder.create(logdir, "x")
     results.put(folder.name)
     hold.wait()
     log.close()
@@ -42,7 +42,7 @@ def test_starts_at_once_get_a_folder_each(tmp_path):
 def test_runs_of_a_sweep_have_a_folder_of_their_own(demo_flags, tmp_path):
     """--name sweep/a is below --logdir; its second run is sweep/a.2, and --resume auto finds it."""
     for expected in ("sweep/a", "sweep/a.2"):
-        folder, log = run_folder.claim(tmp_path, "sweep/a")
+        folder, log = run_folder.create(tmp_path, "sweep/a")
         log.close()
         assert folder == tmp_path / expected
         (folder / "best.pt").touch()
@@ -57,7 +57,7 @@ def test_runs_of_a_sweep_have_a_folder_of_their_own(demo_flags, tmp_path):
 def test_folder_of_a_run_is_left_alone(tmp_path, file):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / file).touch()
-    folder, log = run_folder.claim(tmp_path, "x")
+    folder, log = run_folder.create(tmp_path, "x")
     log.close()
     assert folder.name == "x.2"
 

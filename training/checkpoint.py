@@ -42,7 +42,7 @@ class DamagedError(UserError):
 
 
 class Writer:
-    """A writer of checkpoints, in a thread, from a copy in CPU memory, while training continues. One write at once."""
+    """Write checkpoints in a thread, from a copy in CPU memory, while training continues. One write at a time."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -63,7 +63,7 @@ class Writer:
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait until the last write is done or has failed, at most for `seconds`."""
+        """Wait at most `seconds` until the last write is done or has failed."""
         if self._thread:
             self._thread.join(seconds)
 

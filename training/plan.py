@@ -1,4 +1,4 @@
-"""What a run is going to do, settled before anything is built."""
+"""The plan of a run, settled before anything is built."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,11 @@ from training.schema import Checkpoint
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the parts of a run are built from. Every rank has the same, but for the start weights.
+    """Everything that a run is built from. Only the start weights differ between ranks.
 
-    cfg: the final flags. classes: names and colours. files: of the splits "train" and "val", listed once. folder: of
-    the run to continue, or None for a new one. resumed: the Checkpoint that the run goes on from, or None.
-    start_weights: of a run that resumes nothing, on rank 0; else None.
+    cfg: the final flags. classes: names and colours. files: the files of the splits "train" and "val", listed once.
+    folder: the folder of the run to continue, or None for a new run. resumed: the Checkpoint that the run continues, or
+    None. start_weights: the weights of a run that resumes nothing, on rank 0; else None.
     """
 
     cfg: Config

@@ -1,26 +1,22 @@
 """When things happen in a run: its learning rate, validations, checkpoints and end."""
 
-import logging
 import math
 
 from data.sampler import TrainSampler
 from flags import Config
-from flags.recipe import FEW_STEPS
 from support.errors import UserError
 from training.lr_schedule import lr_factor
 from training.schema import Checkpoint
 from training.state import TrainState
-
-log = logging.getLogger("segtrain")
 
 
 class Schedule:
     """When a run validates, saves and ends, and its learning rate: linear warm-up to the peak, then --schedule.
 
     A resumed run keeps its curve when its batch changes. For this, checkpoints keep the `origin` of the run: its batch
-    at the start, and the "lr_factor" that multiplied --lr there. How a batch is made does not matter.
+    at the start, and the factor applied to --lr there, "lr_factor". Only the batch's total size counts.
 
-    resumed: the Checkpoint that the run goes on from, or None. With --reset_data_offset the curve begins anew. Raises
+    resumed: the Checkpoint that the run continues, or None. With --reset_data_offset the curve starts again. Raises
     UserError if the warm-up takes the whole run.
     """
 
@@ -48,10 +44,9 @@ class Schedule:
 
     def lr(self, state: TrainState) -> float:
         """Return the learning rate of the next optimizer step."""
-        position = self.position(state)
-        return self.peak_lr * lr_factor(position, self.total_steps, self.warmup_steps, self.cfg.schedule)
+        return self.peak_lr * lr_factor(self.steps_done(state), self.total_steps, self.warmup_steps, self.cfg.schedule)
 
-    def position(self, state: TrainState) -> float:
+    def steps_done(self, state: TrainState) -> float:
         """Return how many steps of the run are done, a float from 0 to total_steps.
 
         With --epochs, samples are counted in units of the current global batch: a resumed run may have another batch.
@@ -93,7 +88,7 @@ class Schedule:
         return _is_due(state.epoch, self.cfg.save_epoch_frequency)
 
     def _warmup_steps(self) -> float:
-        """Return the length of the warm-up in the unit of position(), rounded to steps of the run's first batch."""
+        """Return the length of the warm-up in the unit of steps_done(), rounded to steps of the run's first batch."""
         cfg, steps_per_epoch = self.cfg, self.origin["steps_per_epoch"]
         if cfg.warmup_steps >= 0:
             steps = cfg.warmup_steps
@@ -102,30 +97,6 @@ class Schedule:
         else:
             steps = round((cfg.max_steps or cfg.epochs * steps_per_epoch) / 10)
         return steps * (1 if cfg.max_steps else self.sampler.steps_per_epoch / steps_per_epoch)
-
-    def log(self) -> None:
-        """Log the global batch and the peak learning rate, and how they are computed."""
-        cfg, sampler = self.cfg, self.sampler
-        product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
-        product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
-        product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
-        lengths = ("epochs", "max_steps", "warmup_epochs")
-        set_by_user = [f"--{name}" for name in lengths if name in (cfg.given or lengths)]
-        is_short = self.total_steps < FEW_STEPS
-        log.log(
-            logging.WARNING if is_short else logging.INFO,
-            f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
-            f"{self.total_steps} steps in all, lr {self.peak_lr:g}"
-            + (f"; too few to train well: without {' and '.join(set_by_user)}, the recipe takes more" * is_short),
-        )
-        if self.lr_scale != 1:
-            remedy = "" if self.is_resumed else "; for a --lr that is multiplied already: --lr_scaling none"
-            log.info(
-                f"lr {self.peak_lr:g} = --lr {cfg.lr:g} x {self.lr_scale:g} (--lr_scaling {cfg.lr_scaling}){remedy}"
-            )
-        if sampler.global_batch != self.origin["global_batch"]:
-            began = f"the run began with a global batch of {self.origin['global_batch']}"
-            log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {self.batch_scale:g}")
 
 
 def _scaling(rule: str, ratio: float) -> float:

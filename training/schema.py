@@ -30,12 +30,12 @@ POSITIVE, ABOVE_0 = Flag(1, "", ge=1, le=2**53, kind=int), Flag(1.0, "", gt=0, k
 
 @dataclass
 class Checkpoint:
-    """Everything that a run needs to go on in a new process. The file has an entry for each field.
+    """Everything that a new process needs to continue a run. The file has an entry for each field.
 
     config: {flag: value}, as flags.as_dict() returns it. texts: {"classes", "label_map": the text of its file}.
     model: the weights, with batch norm's statistics averaged over ranks. ema: likewise, the average of the weights, or
     None. ranks: each rank's own batch-norm statistics. origin: Schedule.origin. listing: digest of the training list.
-    run: Metrics.capture(). The other fields are those of TrainState.
+    run: Metrics.state_dict(). The other fields are those of TrainState.
     """
 
     config: dict[str, Any]
@@ -59,10 +59,10 @@ class Checkpoint:
 
 @dataclass
 class ModelFile:
-    """What a file says of a model: a Checkpoint, or the weights of another project.
+    """The content of a file on a model: a Checkpoint's, or another project's weights.
 
-    config: the flags that it was trained with, or None if the file has none. texts: as in Checkpoint. step: of the run,
-    or None. weights, averaged: {name: tensor}; averaged is None without an average.
+    config: the flags that it was trained with, or None if the file has none. texts: see Checkpoint. step: the run's
+    step, or None. weights, averaged: {name: tensor}; averaged is None without an average.
     """
 
     config: dict[str, Any] | None

@@ -2,29 +2,34 @@
 
 import dataclasses
 import logging
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import models
 from data.classes import FOLDERS, read_classes, read_preset
+from data.dataset import SegmentationDataset
 from data.images import image_size
 from data.images.resize import large_images
+from data.label_check import check_sample
 from data.layout import Split
 from distributed import checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags
 from flags.declare import per_rank
-from flags.recipe import CPU, CUDA, RECIPE_FLAGS, Choice, Facts, Recipe
+from flags.recipe import CPU, CUDA, RECIPE_FLAGS, choose_flags
 from models import pretrained
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
 from training import checkpoint
-from training.data import find_masks, find_training_files, prepare_demo_data
+from training.data import find_masks, find_training_files, get_label_map, prepare_demo_data
 from training.plan import Plan
 from training.record import folder, messages
+from training.record.folder import ResumedRun
 from training.schema import Checkpoint
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
@@ -38,52 +43,71 @@ def settle(cfg: Config, group: Group) -> Plan:
     Raises UserError if ranks have different flags, if a file is missing or wrong, or if flags do not fit each other.
     """
     messages.log_launch(cfg, group)
-    # First: ranks with other flags would call other collectives, and wait for each other.
+    # Ranks with other flags would call other collectives, and wait for each other. So compare flags first.
     checks.check_flags(group, vars(cfg), per_rank(cfg))
+
+    # 1. What the flags name: the checkpoint to resume, the classes, the files of both splits.
     prepare_demo_data(cfg, group)
-    place, resumed = find_resumed(cfg, group)
+    run = find_run(cfg, group)
+    resumed = run.checkpoint
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
-    if place is None and group.is_main:
-        data = [folder for split in files.values() for folder in split.folders.values()]
+    if run.folder is None and group.is_main:  # an error here also ends the other ranks
+        data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
+    check_data(cfg, group, files)
+
+    # 2. The flags that depend on these and on the device.
     cfg = take_recipe(cfg, group, files["train"], resumed)
     cfg = share_batch(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
     start_weights = None if resumed else read_start_weights(cfg, group)
     cfg = settle_stride(cfg, group, resumed, start_weights)
     check_flags(cfg, is_final=True)
-    return Plan(cfg, classes, files, place, resumed, start_weights)
+    return Plan(cfg, classes, files, run.folder, resumed, start_weights)
 
 
-def find_resumed(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]:
-    """Return (the folder of the run to continue, the Checkpoint that --resume names); None for what is not there.
+def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
+    """Raise UserError if ranks have different files or versions, or if a label in a sample of them is invalid.
 
-    The run goes on in the checkpoint's folder, but with --reset_data_offset in a new one. Raises UserError if the
-    checkpoint is missing or unusable. Collective.
+    Labels are checked now because training would find a wrong one only when its image is drawn. Collective.
     """
-    place, path, resumed = None, None, None
-    if group.is_main and cfg.resume:  # an error here ends the other ranks, too
-        place, path, resumed = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
-    place, path = group.broadcast((place, path))
-    chosen, is_new = Path(cfg.logdir, cfg.name), place is None or cfg.reset_data_offset
+    label_map = get_label_map(cfg)
+    sets = {name: SegmentationDataset(split, cfg.numclasses, label_map=label_map) for name, split in files.items()}
+    checks.check_setup(group, {"training list": sets["train"], "validation list": sets["val"]})
+    command = messages.data_check_command(cfg)
+    check_sample(files["train"].files, files["val"].files, cfg.numclasses, command, group.share_work, label_map)
+
+
+def find_run(cfg: Config, group: Group) -> ResumedRun:
+    """Return the run that --resume names, with its checkpoint on every rank. Collective.
+
+    The run continues in the checkpoint's folder. With --reset_data_offset it starts a new one, and the folder is None.
+    Raises UserError if the checkpoint is missing or unusable.
+    """
+    run = ResumedRun()
+    if group.is_main and cfg.resume:  # an error here also ends the other ranks
+        run = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
+    place, path = group.broadcast((run.folder, run.path))
+    place, chosen = None if cfg.reset_data_offset else place, Path(cfg.logdir, cfg.name)
     names_a_place = cfg.resume != "auto" and not cfg.typed.isdisjoint(("logdir", "name"))
-    if place and not is_new and names_a_place and place.resolve() != chosen.resolve():
+    if place and names_a_place and place.resolve() != chosen.resolve():
         log.info(f"the run goes on in {place}, not in {chosen}: for a new folder add --reset_data_offset")
+    resumed = run.checkpoint
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
         log.info(f"resuming {path}: {where}")
-    return None if is_new else place, resumed
+    return ResumedRun(place, path, resumed)
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
     """Return the flags with the texts of --classes and --label_map, which checkpoints hold.
 
-    A resumed run takes a file as it is now, as it describes the labels that are now there, and the checkpoint's text if
-    the file is gone; an earlier version saved none, and classes are then numbers. Raises UserError if a file cannot be
-    read.
+    A resumed run reads the file again, because the file describes the labels that are there now. If the file is gone,
+    the run uses the checkpoint's text; an earlier version saved none, and classes are then numbers. Raises UserError if
+    a file cannot be read.
     """
     texts: dict[str, str] = {}
     for flag in FOLDERS:
@@ -104,25 +128,29 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
 def take_recipe(cfg: Config, group: Group, files: Split, resumed: Checkpoint | None) -> Config:
     """Return the flags with the recipe's values for those that are not set. Collective.
 
-    files: of the training data. A resumed run keeps the checkpoint's values. Raises UserError if files are missing.
+    files: the training data. A resumed run keeps the checkpoint's values.
     """
     given = RECIPE_FLAGS if cfg.given is None else cfg.given
 
-    def choose() -> dict[str, Choice]:
+    def choose() -> dict[str, tuple[Any, str]]:
         if resumed is None:
-            return Recipe(_read_facts(cfg, group, files.files), as_dict(cfg), given).choices
+            return _choose_for(cfg, given, group, files.files)
         names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
         kept = {name: value for name, value in resumed.config.items() if name in names}
-        return {name: Choice(value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
+        return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
 
+    # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.
     choices = group.broadcast(group.run_on_rank_0(choose, "choosing flags") if RECIPE_FLAGS - given else {})
     if choices:
         text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
         log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {text}")
-    return dataclasses.replace(cfg, **{name: choice.value for name, choice in choices.items()})
+    return dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
 
 
-def _read_facts(cfg: Config, group: Group, files: list[dict[str, Path]]) -> Facts:
+def _choose_for(
+    cfg: Config, given: Collection[str], group: Group, files: list[dict[str, Path]]
+) -> dict[str, tuple[Any, str]]:
+    """Return what the recipe chooses for these training files and this device."""
     some = [files[number * len(files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
     sizes = [image_size(path) for path in dict.fromkeys(some)]
     device, memory = CPU, 0.0
@@ -130,7 +158,8 @@ def _read_facts(cfg: Config, group: Group, files: list[dict[str, Path]]) -> Fact
         device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
     large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
     first_class = read_classes(cfg.classes, cfg.numclasses, cfg.texts.get("classes")).names[0] if cfg.classes else ""
-    return Facts(cfg.dataset, len(files), sizes, device, memory, group.world_size, large, first_class)
+    options: dict = {"memory": memory, "world_size": group.world_size, "large": large, "first_class": first_class}
+    return choose_flags(as_dict(cfg), given, device, len(files), sizes, **options)
 
 
 def share_batch(cfg: Config, group: Group) -> Config:

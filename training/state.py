@@ -1,5 +1,6 @@
-"""Everything in a run that changes from step to step, as one object and as the content of a checkpoint."""
+"""The state of training: everything that changes from step to step, and that a checkpoint keeps."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from distributed import checks
 from distributed.group import Group
 from distributed.precision import LossScaler
 from models.pretrained import load_weights
@@ -16,6 +18,7 @@ from training.average import WeightAverage
 from training.schema import Checkpoint
 
 POSITION = ("epoch", "samples", "step", "validated", "best_miou", "validations_since_best")
+log = logging.getLogger("segtrain")
 RESET = "or start without the optimizer's state by --reset_optimizer"
 
 
@@ -41,20 +44,20 @@ class TrainState:
     steps_since_start: int = 0  # optimizer steps that this process did
 
     @property
-    def models(self) -> list[nn.Module]:
+    def all_models(self) -> list[nn.Module]:
         """Return [raw_model], and with --ema also the module with averaged weights."""
         return [self.raw_model] if self.ema is None else [self.raw_model, self.ema.module]
 
     @property
     def eval_model(self) -> nn.Module:
         """Return the model to validate: with --ema the one with averaged weights, else raw_model."""
-        return self.models[-1]
+        return self.all_models[-1]
 
     def seed_forward(self, seed: int, sample: int, device: torch.device) -> None:
-        """Seed what a forward pass draws, as for dropout, by the seed, the epoch and the position of its batch.
+        """Seed the random numbers of a forward pass, such as dropout's, by --seed, the epoch and the batch's position.
 
-        sample: number of the batch's first sample among those of this step, of all ranks. A resumed run draws the same
-        numbers, and so does a run with another number of ranks that accumulates instead, in batches of the same size.
+        sample: number of the batch's first sample among this step's samples, counted over all ranks. A resumed run
+        draws the same numbers. So does a run on fewer ranks that accumulates batches of the same size instead.
         """
         own = int(np.random.SeedSequence((seed, self.epoch, self.samples + sample)).generate_state(1, np.uint64)[0])
         torch.default_generator.manual_seed(own)  # torch.manual_seed() takes 0.3 ms where CUDA is not in use
@@ -64,14 +67,14 @@ class TrainState:
     def update(self, lr: float, num_samples: int) -> None:
         """Do an optimizer step with this lr, after the backward passes of num_samples samples of all ranks.
 
-        Each parameter group gets lr times its "lr_factor". A step that the scaler skips also counts, for `step` and the
-        learning rate. A skipped step does not change the weights, but updates their EMA.
+        Each parameter group gets lr times its "lr_factor". The scaler may skip a step: it counts as a step and updates
+        the EMA, but does not change the weights.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_factor", 1.0)
+        for part in self.optimizer.param_groups:
+            part["lr"] = lr * part.get("lr_factor", 1.0)
         if self.clip_grad:  # every rank has all gradients, summed over ranks, and computes the same norm
             self.scaler.unscale_(self.optimizer)
-            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            parameters = [parameter for part in self.optimizer.param_groups for parameter in part["params"]]
             self.grad_norm = nn.utils.clip_grad_norm_(parameters, self.clip_grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -81,6 +84,17 @@ class TrainState:
         self.step += 1
         self.steps_since_start += 1
         self.samples += num_samples
+
+    def synchronize(self, group: Group) -> None:
+        """Average batch-norm statistics over ranks, then check that all ranks have equal weights. Collective.
+
+        Each rank has seen other images, but all must validate and save the same model.
+        """
+        for model in self.all_models:
+            group.average_buffers(model)
+        checks.check_weights(group, self.raw_model, buffers_averaged=True)
+        if group.world_size > 1:
+            log.debug(f"epoch {self.epoch + 1}: weights are equal on all {group.world_size} ranks")
 
     def record_miou(self, miou: float) -> bool:
         """Record a validation's mIoU. Return whether the mIoU is above all earlier ones of the run."""
@@ -132,7 +146,7 @@ class TrainState:
         """
         ranks = saved.ranks if position else []
         own = ranks[group.rank]["buffers"] if len(ranks) == group.world_size else {}
-        for module, weights in zip(self.models, (saved.model, saved.ema or saved.model), strict=False):
+        for module, weights in zip(self.all_models, (saved.model, saved.ema or saved.model), strict=False):
             _, missing, unused = load_weights(module, weights | own)
             for name in missing + unused:
                 raise UserError(

@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 
-from flags import Config, program_words
+from flags import Config
 from support.launchers import rank_of
 from training.data import find_masks
 from training.record import folder
@@ -31,3 +31,15 @@ def task_words(cfg: Config) -> list[str]:
         flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
     log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
     return program_words(cfg, flags)
+
+
+def program_words(cfg: Config, flags: dict) -> list[str]:
+    """Return the command line that gives a program {flag: value}, and the file of --config."""
+    words = ["--config", str(cfg.config_file.path)] if cfg.config_file else []
+    words += ["--stage", cfg.config_file.stage] if cfg.config_file and cfg.config_file.stage else []
+    for name, value in flags.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no_{name}")
+        else:
+            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+    return words

@@ -20,7 +20,7 @@ def compare_file(
 ) -> str:
     """Compare an exported file with the PyTorch model, and return a line of text about the result.
 
-    run: function from a batch to the file's outputs. names: of the outputs. batches: (B, H, W, 3) uint8 RGB on the
+    run: function from a batch to the file's outputs. names: the outputs' names. batches: (B, H, W, 3) uint8 RGB on the
     model's device. Raises UserError on the first difference that rounding does not explain.
     """
     predictor, num_pixels, num_ties = Predictor(model), 0, 0

@@ -124,7 +124,7 @@ class OnnxModel:
         return 1
 
     def labels(self, images: Tensor, step: Step = no_step) -> Tensor:
-        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB. step: as in inference.predictor."""
+        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB. step: see inference.predictor."""
         labels = self.run(self._resized(images))[0]
         step(len(images))
         if labels.shape[1:] == images.shape[1:3]:

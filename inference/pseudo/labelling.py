@@ -6,7 +6,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from data.dataset import SegmentationDataset
 from data.histogram import value_histogram
@@ -19,7 +18,7 @@ from support.labels import IGNORE
 class Stroked(NamedTuple):
     """An image with its strokes.
 
-    position: in dataset.names. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
+    position: its index in the data set. image: (H, W, 3) uint8 RGB. scribble: (H, W) uint8, 255 = no stroke.
     """
 
     position: int
@@ -28,18 +27,10 @@ class Stroked(NamedTuple):
     grid: Grid
 
 
-class StrokedImages(Dataset):
-    """Data set of Stroked images. dataset: images with their scribbles as "label"."""
-
-    def __init__(self, dataset: SegmentationDataset):
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Stroked:
-        maps = self.dataset.read(index)
-        return Stroked(index, maps["image"], maps["label"], walker.grid(maps["image"], maps["label"]))
+def read_stroked(dataset: SegmentationDataset, index: int) -> Stroked:
+    """Read an image of a data set whose "label" is the scribble."""
+    maps = dataset.read(index)
+    return Stroked(index, maps["image"], maps["label"], walker.grid(maps["image"], maps["label"]))
 
 
 def predict(
@@ -47,7 +38,7 @@ def predict(
 ) -> Tensor:
     """Return a model's probabilities, averaged over each cell of the grid, (B, C, h, w) float32, on the device.
 
-    batch: images of one size. step: as in inference.predictor.
+    batch: images of one size. step: see inference.predictor.
     """
     size, height = batch[0].grid.seeds.shape, batch[0].scribble.shape[0]
     sums = torch.zeros(len(batch), num_classes, *size, device=device)
@@ -77,7 +68,7 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. An object may
     lack a stroke, so the walk's probabilities are multiplied by 1 - p, where p is the model's probability of the most
     probable class that the walk leaves out. (The sum over these classes would be high where a model is unsure among
-    many.) A pixel without a product above walker.SURE is 255. A pixel on a stroke gets its class.
+    many.) A pixel without a product above walker.MIN_PROBABILITY is 255. A pixel on a stroke gets its class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.

@@ -1,104 +1,126 @@
-"""Label the images of pseudo.py, on all ranks."""
+"""What pseudo.py does with a data set, on all ranks.
+
+Each function that takes a group is collective and may raise Stopped.
+"""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from data.dataset import SegmentationDataset
-from data.images import read_label
+from data.images import label_png, read_label
 from data.loader import Loader
 from data.sampler import EvalBatches
+from distributed import checks
 from distributed.group import Group
 from flags import Config
 from flags.programs import PseudoFlags
+from inference.inputs import Computed
 from inference.predictor import Predictor, window_steps
-from inference.pseudo.files import PseudoFolder
-from inference.pseudo.labelling import Stroked, StrokedImages, make_label, predict
+from inference.pseudo.labelling import Stroked, make_label, predict, read_stroked
 from support.errors import UserError
+from support.files import sha256, write_atomic
 from support.labels import IGNORE
 from support.processes import ThreadPool
 from support.progress import progress_bar
-from training.data import make_loader
+from training.data import find_files, make_loader
 
 NUM_THREADS = 4  # of each rank: make and compress labels
 
 
-@dataclass
-class Work:
-    """What all ranks of `group` do on a folder's labels. The methods are collective and may raise Stopped.
+def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
+    """Return the data set of a split's images, with their scribbles as "label".
 
-    dataset: images, with their scribbles as "label". predictor: the model.
+    train_path: folder of the scribbles; "": the one in `cfg` if it may hold scribbles, else that of VOC's layout.
     """
+    if cfg.dataset.startswith(("Folder", "Scribble")):  # with Dense, cfg.train_path names dense masks
+        train_path = train_path or cfg.train_path
+    layout = "Folder" if cfg.dataset == "Folder" else "ScribbleOnly"
+    if layout == "Folder" and not train_path:
+        raise UserError("--train_path is not set: --dataset Folder needs the folder of the scribbles")
+    return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses)
 
-    folder: PseudoFolder
-    dataset: SegmentationDataset
-    group: Group
-    cfg: Config
-    predictor: Predictor
-    flags: PseudoFlags
 
-    def check_strokes(self) -> None:
-        """Raise UserError if no image has a stroke."""
+def map_files(work: Callable[[Path], Any], files: list[Path], group: Group, title: str) -> np.ndarray:
+    """Return work(file) of each file, as rows, on every rank. A progress bar has this title."""
+    own = math.ceil(len(files) / group.world_size)
+    bar = partial(progress_bar, total=own, title=title, unit="image", enabled=group.is_main)
+    results = group.share_work(lambda file: None if group.stop else work(file), files, bar)
+    group.raise_if_stopped()
+    return np.array(results)
 
-        def has_stroke(index: int) -> bool:
-            return bool((read_label(self.dataset.files[index]["label"], self.dataset.num_classes) != IGNORE).any())
 
-        if not self._map(has_stroke, "strokes").any():
-            raise UserError(f"{self.dataset.folders['label']}: no image has a stroke: draw some, or set --train_path")
+def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
+    """Return digests of the names, the images and the scribbles: if one changes, so do the labels."""
+    result = {"images": checks.digest(dataset.listing)}
+    for name, kind in {"pixels": "image", "scribbles": "label"}.items():
+        contents = map_files(sha256, [files[kind] for files in dataset.files], group, f"reading {name}")
+        result[name] = checks.digest(list(map(str, contents)))
+    return result
 
-    def label(self) -> None:
-        """Write the labels that are missing."""
-        group, folder, names = self.group, self.folder, self.dataset.names
-        # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
-        sizes = [size or (0, 0) for size in group.share_work(self.dataset.image_size, range(len(self.dataset)))]
-        options = {"rank": group.rank, "world_size": group.world_size}
-        batches = EvalBatches(sizes, batch_size=self.predictor.images_at_once, **options)
-        pending = [batch for batch in batches if not all(folder.label_path(names[index]).is_file() for index in batch)]
-        images = StrokedImages(self.dataset)
-        loader = make_loader(Loader, images, self.flags, group, batch_sampler=pending, collate_fn=list)
-        writes: list[Future] = []
 
-        def write(item: Stroked, probs: Tensor) -> None:
-            name = names[item.position]
-            if not folder.label_path(name).is_file():
-                folder.write_label(name, make_label(item, probs, self.cfg.background_class))
+def check_strokes(dataset: SegmentationDataset, group: Group) -> None:
+    """Raise UserError if no image has a stroke."""
 
-        with ThreadPool(NUM_THREADS) as pool, window_steps(self.predictor, sizes, pending, "images", group) as step:
-            for batch in loader if pending else ():
-                if group.stop:
-                    break
-                probs = predict(batch, self.predictor, self.dataset.num_classes, group.device, step).cpu()
-                for done in writes:  # of the batch before, made while this one was predicted
-                    done.result()
-                writes = [pool.submit(write, *pair) for pair in zip(batch, probs, strict=True)]
-        for done in writes:
-            done.result()
-        group.raise_if_stopped()
+    def has_stroke(file: Path) -> bool:
+        return bool((read_label(file, dataset.num_classes) != IGNORE).any())
 
-    def labelled(self) -> float:
-        """Return the share of all pixels that are labelled."""
+    if not map_files(has_stroke, [files["label"] for files in dataset.files], group, "strokes").any():
+        raise UserError(f"{dataset.folders['label']}: no image has a stroke: draw some, or set --train_path")
 
-        def count(index: int) -> np.ndarray:
-            label = read_label(self.folder.label_path(self.dataset.names[index]), self.dataset.num_classes)
-            return np.array([(label != IGNORE).sum(), label.size])
 
-        labelled, pixels = self._map(count, "counting").sum(0)
-        return float(labelled / pixels)
+def label_images(
+    dataset: SegmentationDataset,
+    labels: list[Path],
+    colours: np.ndarray,
+    predictor: Predictor,
+    group: Group,
+    cfg: Config,
+    flags: PseudoFlags,
+) -> None:
+    """Write the pseudo-labels that are missing.
 
-    def _map(self, work: Callable[[int], Any], title: str) -> np.ndarray:
-        """Return work(index) of each image, as rows, on every rank, with a progress bar. May raise Stopped."""
-        bar = partial(self._bar, title, math.ceil(len(self.dataset) / self.group.world_size))
-        results = self.group.share_work(
-            lambda index: None if self.group.stop else work(index), range(len(self.dataset)), bar
-        )
-        self.group.raise_if_stopped()
-        return np.array(results)
+    labels: the path of each image's label. colours: the PNGs' palette, (256, 3) uint8. flags: the loader's.
+    """
+    # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
+    sizes = [size or (0, 0) for size in group.share_work(dataset.image_size, range(len(dataset)))]
+    options = {"rank": group.rank, "world_size": group.world_size}
+    batches = EvalBatches(sizes, batch_size=predictor.images_at_once, **options)
+    pending = [batch for batch in batches if not all(labels[index].is_file() for index in batch)]
+    images = Computed(partial(read_stroked, dataset), len(dataset))
+    loader = make_loader(Loader, images, flags, group, batch_sampler=pending, collate_fn=list)
+    writes: list[Future] = []
 
-    def _bar(self, title: str, total: int, items: Iterable | None = None):
-        return progress_bar(items, total=total, title=title, unit="image", enabled=self.group.is_main)
+    def write(item: Stroked, probs: Tensor) -> None:
+        if not labels[item.position].is_file():
+            label = make_label(item, probs, cfg.background_class)
+            write_atomic(labels[item.position], label_png(label, colours), parents=True)
+
+    with ThreadPool(NUM_THREADS) as pool, window_steps(predictor, sizes, pending, "images", group) as step:
+        for batch in loader if pending else ():
+            if group.stop:
+                break
+            probs = predict(batch, predictor, dataset.num_classes, group.device, step).cpu()
+            for done in writes:  # of the batch before, made while this one was predicted
+                done.result()
+            writes = [pool.submit(write, *pair) for pair in zip(batch, probs, strict=True)]
+    for done in writes:
+        done.result()
+    group.raise_if_stopped()
+
+
+def share_labelled(labels: list[Path], num_classes: int, group: Group) -> float:
+    """Return the share of all pixels that these pseudo-labels label."""
+
+    def count(file: Path) -> tuple[int, int]:
+        label = read_label(file, num_classes)
+        return int((label != IGNORE).sum()), label.size
+
+    labelled, pixels = map_files(count, labels, group, "counting").sum(0)
+    return float(labelled / pixels)

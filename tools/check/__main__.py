@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         folders = [args.root / name for name in (args.image_path, args.train_path, args.val_path) if name]
         check_file(args.json, "--json", mark='"findings": [', inputs=folders)
-    values = READER.yaml_file(ConfigFile(args.config, ""), []) if args.config else {}
+    values = READER.yaml_file(ConfigFile(args.config, "")).values if args.config else {}
     values |= {name: value for name, value in vars(args).items() if value not in ("", None)}
     paths = Paths(**{item.name: values.get(item.name, "") for item in dataclasses.fields(Paths)})
     options = {name: values.get(name, "") for name in ("dataset", "classes", "splits")}

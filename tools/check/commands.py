@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,7 +10,7 @@ from data.images.resize import large_images
 from data.layout import SCRIBBLES, first_folder
 from data.plain import IMAGES, MASKS, Folders, find_places, find_whole
 from flags import Config, as_dict
-from flags.recipe import CPU, CUDA, Facts, Recipe
+from flags.recipe import CPU, CUDA, choose_flags
 from support import shell
 from tools.check.findings import Findings
 from tools.check.summary import Summary
@@ -26,7 +27,7 @@ def training_lines(summary: Summary) -> list[str]:
     if not set(summary.splits) <= set(summary.images):
         command = shell.python_command(*_check_again(summary))
         return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
-    choices = _recipe(summary).choices
+    choices = _choices(summary)
     program = ["train.py", "--dataset", summary.dataset, "--dataset_path", summary.root]
     if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
         program = ["-m", "tools.scribbles.pipeline", summary.root, "log/scribbles"]
@@ -35,25 +36,25 @@ def training_lines(summary: Summary) -> list[str]:
     words = ["--numclasses", summary.num_classes]
     words += ["--classes", summary.class_file] if summary.class_file else []
     words += _words(summary.flags)
-    # --total_batchsize makes the command train the same model on any number of GPUs.
-    words += _words({name.replace("batchsize", "total_batchsize"): choice.value for name, choice in choices.items()})
-    width = max(len(f"{name} {choice.value}") for name, choice in choices.items())
+    # With --total_batchsize, the command trains the same model on any number of GPUs.
+    words += _words({name.replace("batchsize", "total_batchsize"): value for name, (value, _) in choices.items()})
+    width = max(len(f"{name} {value}") for name, (value, _) in choices.items())
     lines = ["settings for these images and this machine (train.py chooses the same):"]
-    lines += [f"  --{f'{name} {choice.value}':{width}}  {choice.reason}" for name, choice in choices.items()]
+    lines += [f"  --{f'{name} {value}':{width}}  {reason}" for name, (value, reason) in choices.items()]
     lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
     return [*lines, f"to train: {shell.python_command(*program, *words)}"]
 
 
-def _recipe(summary: Summary) -> Recipe:
-    """Return the recipe for training on a data set, on this machine's GPU or CPU."""
+def _choices(summary: Summary) -> dict[str, tuple[Any, str]]:
+    """Return what the recipe chooses for a data set, on a GPU of this machine or on its CPU."""
     device, memory = CPU, 0.0
     if torch.cuda.is_available():
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
     sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]] + summary.repeats
     large, _ = large_images(sizes, device.crop_size)
     first_class = summary.classes[0].name if summary.class_file else ""
-    facts = Facts(summary.dataset, num_train, sizes, device, memory, large=large, first_class=first_class)
-    return Recipe(facts, as_dict(Config()), ())
+    options: dict = {"memory": memory, "large": large, "first_class": first_class}
+    return choose_flags(as_dict(Config(dataset=summary.dataset)), (), device, num_train, sizes, **options)
 
 
 def fix_lines(summary: Summary, findings: Findings) -> list[str]:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -18,23 +17,10 @@ from training.record.extras import Extras
 WANDB_SECONDS = {"WANDB_FINISH_TIMEOUT": "60", "WANDB__TRANSACTION_LOG_FLUSH_INTERVAL": "1"}
 
 
-class Board(Protocol):
-    """A place for curves and pictures."""
-
-    def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
-        """Add points at `step`, {tag: value}, and pictures, {tag: (H, W, 3) uint8}."""
-
-    def flush(self) -> None:
-        """Flush all points to disk."""
-
-    def close(self, *, failed: bool) -> None:
-        """Write what is left. failed: the run ends with an error."""
-
-
 class TensorBoard:
     """TensorBoard's event files in a run's folder.
 
-    purge_step: points of earlier files are hidden from this step on; the run will write them again.
+    purge_step: TensorBoard hides points of earlier files from this step on. The run will write them again.
     """
 
     def __init__(self, cfg: Config, folder: Path, purge_step: int):
@@ -45,6 +31,7 @@ class TensorBoard:
         self._writer.add_text("config.yaml", f"```yaml\n{dump(cfg)}\n```", purge_step)
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
+        """Add points at `step`, {tag: value}, and pictures, {tag: (H, W, 3) uint8}."""
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, step)
         for tag, picture in pictures.items():
@@ -54,11 +41,15 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, *, failed: bool) -> None:
+        """Write what is left. failed: the run ends with an error."""
         self._writer.close()
 
 
 class WandB:
-    """A run of Weights & Biases, continued if its id is known. WANDB_* variables take precedence over our options."""
+    """A run of Weights & Biases, with the methods of TensorBoard. A run whose id is known is continued.
+
+    WANDB_* variables take precedence over our options.
+    """
 
     def __init__(self, cfg: Config, folder: Path, run_id: str):
         for name, seconds in WANDB_SECONDS.items():
@@ -77,7 +68,7 @@ class WandB:
         self._run.log(scalars | images, step=step, commit=bool(images))
 
     def flush(self) -> None:
-        """Do nothing: W&B's own process writes each row as it comes."""
+        """Do nothing: W&B's own process writes each row at once."""
 
     def close(self, *, failed: bool) -> None:
         try:
@@ -90,24 +81,24 @@ class WandB:
 class Boards:
     """Write to all boards of a run, and drop a board that fails.
 
-    wandb_id: of the W&B run to continue; "": a new one. purge_step: as in TensorBoard.
+    wandb_id: id of the W&B run to continue; "": start a new one. purge_step: see TensorBoard.
     """
 
     def __init__(self, extras: Extras, cfg: Config, folder: Path, *, purge_step: int, wandb_id: str):
         self._extras = extras
         self.wandb_id = wandb_id
-        makers: dict[str, Callable[[], Board]] = {
+        makers: dict[str, Callable[[], TensorBoard | WandB]] = {
             f"TensorBoard's file in {folder}": partial(TensorBoard, cfg, folder, purge_step)
         }
         if cfg.wandb:
             self.wandb_id = os.environ.get("WANDB_RUN_ID") or wandb_id or secrets.token_hex(4)
             makers["Weights & Biases"] = partial(WandB, cfg, folder, self.wandb_id)
         opened = {name: extras.run(name, make) for name, make in makers.items()}
-        self._boards: dict[str, Board] = {name: board for name, board in opened.items() if board}
+        self._boards: dict[str, TensorBoard | WandB] = {name: board for name, board in opened.items() if board}
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         for name, board in self._boards.items():
-            self._extras.safe(name, board.write)(step, scalars, pictures)
+            self._extras.run(name, partial(board.write, step, scalars, pictures))
 
     def flush(self) -> None:
         for name, board in self._boards.items():

@@ -17,15 +17,11 @@ class Extras:
         self._dropped: set[str] = set()
         self._warnings: set[str] = set()
 
-    def safe(self, part: str, work: Callable[..., T]) -> Callable[..., T | None]:
-        """Return a function that calls `work` with its arguments, as run() does."""
-        return lambda *args, **options: self.run(part, lambda: work(*args, **options))
-
     def run(self, part: str, work: Callable[[], T], *, retry: bool = False, closes: bool = False) -> T | None:
         """Return work(), or None if it raises. `part` is then dropped: later calls do nothing.
 
-        part: what is lost, with its file, for the warning. retry: do not drop it, as the next call may succeed. closes:
-        call `work` in any case, to free what a dropped part holds.
+        part: names what is lost, with its file, in the warning. retry: keep the part, as the next call may succeed.
+        closes: call `work` in any case, to free what a dropped part holds.
         """
         was_dropped = part in self._dropped
         if was_dropped and not closes:

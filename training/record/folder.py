@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from support.errors import UserError
 from support.files import json_lines, write_atomic
@@ -24,8 +24,16 @@ SAMPLES_FILE = "augmented.jpg"
 log = logging.getLogger("segtrain")
 
 
-def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None, Checkpoint | None]:
-    """Return (folder, path of the checkpoint, Checkpoint) of the run to continue; None for what is not there.
+class ResumedRun(NamedTuple):
+    """The run to continue: its folder, and the path and content of its checkpoint. None: there is none."""
+
+    folder: Path | None = None
+    path: Path | None = None
+    checkpoint: Checkpoint | None = None
+
+
+def find(logdir: Path, name: str, resume: str) -> ResumedRun:
+    """Find the run to continue.
 
     resume: a checkpoint's path, or "auto" for the newest intact one of the newest run. Raises UserError if `resume` is
     no file, or if all checkpoints are damaged.
@@ -34,9 +42,9 @@ def find(logdir: Path, name: str, resume: str) -> tuple[Path | None, Path | None
         path = Path(resume)
         if not path.is_file():
             raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-        return path.parent, path, checkpoint.read_run(path)
+        return ResumedRun(path.parent, path, checkpoint.read_run(path))
     folder = newest(logdir, name)
-    return (folder, *checkpoint.read_newest(folder)) if folder else (None, None, None)
+    return ResumedRun(folder, *checkpoint.read_newest(folder)) if folder else ResumedRun()
 
 
 def newest(logdir: Path, name: str) -> Path | None:
@@ -56,11 +64,11 @@ def find_best(logdir: Path, name: str) -> Path:
     return best[-1]
 
 
-def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
+def create(logdir: Path, name: str) -> tuple[Path, TextIO]:
     """Make the folder of a new run, and return (folder, train.log, open for appending and locked).
 
-    The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. The highest one is used again if
-    its process ended before the first checkpoint or line of metrics.
+    The folder is logdir/name, name.2, name.3 ..., one number above the highest in use. If a run ended before its first
+    checkpoint or line of metrics, the next run takes its folder.
     """
     number = max(_runs_of(logdir, name), default=1)
     while True:
@@ -68,7 +76,7 @@ def claim(logdir: Path, name: str) -> tuple[Path, TextIO]:
         folder.mkdir(parents=True, exist_ok=True)
         if not _began(folder):
             log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
-            # Check again under the lock: another process may have started a run in the folder meanwhile.
+            # Check again under the lock: another process may have started a run in the folder in the meantime.
             if _lock(log) and not _began(folder):
                 return folder, log
             log.close()
@@ -105,8 +113,8 @@ def _began(folder: Path) -> bool:
 def tidy(folder: Path, step: int) -> list[str]:
     """Remove temporary files, rename checkpoints of steps after `step` to NAME.old, and return their former names.
 
-    A resumed run writes these checkpoints again. Truncated ones are renamed, too: otherwise a truncated best.pt would
-    keep the best score until a better validation. The report is renamed with best.pt, which it describes.
+    A resumed run writes these checkpoints again. It also renames truncated ones, because a truncated best.pt would keep
+    the best score until a better validation. The report is renamed with best.pt, which it describes.
     """
     for scratch in folder.glob(".*.part*"):  # not those of predictions in a folder below
         scratch.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Logging: one logger, "segtrain", whose lines go to rank 0's terminal and to a run's train.log."""
 
 import logging
+from functools import partial
 from typing import TextIO
 
 from support.terminal import say
@@ -25,7 +26,7 @@ class FileHandler(logging.StreamHandler):
         self.extras = extras
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.extras.safe(f"{self.stream.name} (the log)", super().emit)(record)
+        self.extras.run(f"{self.stream.name} (the log)", partial(super().emit, record))
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise

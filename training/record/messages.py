@@ -4,21 +4,22 @@ import logging
 import os
 from pathlib import Path
 
-from torch import nn
-
 from data.classes import Classes
 from data.dataset import SegmentationDataset
 from data.folders import left_out
 from data.images.resize import large_images
-from data.loader import EvalLoader, TrainLoader
-from distributed.group import Group
-from flags import FLAGS, Config
+from data.loader import EvalLoader
+from distributed.group import Group, Stopped
+from flags import FLAGS, Config, changes
+from flags.losses import loss_weights
+from flags.recipe import FEW_STEPS
 from support.files import json_lines
-from support.processes import num_cores
 from support.shell import python_command, quoted
 from training.checkpoint import step_of
+from training.plan import Plan
 from training.record.extras import Extras
 from training.record.folder import REPORT
+from training.schedule import Schedule
 from training.scores import Scores, table
 from training.state import TrainState
 
@@ -42,32 +43,82 @@ def log_launch(cfg: Config, group: Group) -> None:
         log.info(note)
 
 
-def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader, *, is_main: bool) -> None:
+def log_start(
+    plan: Plan,
+    folder: Path | None,
+    state: TrainState,
+    schedule: Schedule,
+    train_set: SegmentationDataset,
+    val_loader: EvalLoader,
+    class_weights: list[float] | None,
+) -> None:
+    """Log everything that a run starts with. folder: the run's, or None on ranks other than 0, which log nothing."""
+    if folder is None:
+        return
+    cfg = plan.cfg
+    if plan.resumed:
+        log.info(f"flags changed since the checkpoint: {changes(plan.resumed.config, cfg) or 'none'}")
+    log_data(cfg, train_set, val_loader)
+    log_losses(cfg, class_weights)
+    size = sum(parameter.numel() for parameter in state.raw_model.parameters())
+    log.info(f"model: {cfg.model_type}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
+    factors = [part["lr_factor"] for part in state.optimizer.param_groups]
+    rates = f"{len(factors)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
+    log.log(logging.INFO if len(factors) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
+    log_schedule(schedule)
+    log.info(f"writing to {folder}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
+
+
+def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
     """Log the data set's path, its numbers of images and classes, and what is left out. Warn of large images."""
     images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
     unnamed = "" if cfg.classes else "; to name them, list the names in a text file, one a line: --classes FILE"
     log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes{unnamed}")
-    for path, note in left_out(train_set.folders["image"]).items() if is_main and not train_set.has_list else ():
+    for path, note in {} if train_set.has_list else left_out(train_set.folders["image"]).items():
         log.warning(f"{path}: {note}")
     _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)
 
 
-def log_model(cfg: Config, raw_model: nn.Module) -> None:
-    size = sum(parameter.numel() for parameter in raw_model.parameters())
-    log.info(f"model: {cfg.model_type}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
+def log_losses(cfg: Config, class_weights: list[float] | None) -> None:
+    """Log the weights of losses and classes. class_weights: None if no loss uses them."""
+    weights = loss_weights(cfg)
+    rises = "; the weight of crf rises from 0 in the first half of the run" if "crf" in weights else ""
+    log.info(f"losses: {' + '.join(f'{weight:g} {term}' for term, weight in weights.items())}{rises}")
+    if class_weights:
+        values = ", ".join(f"{number}: {weight:.4g}" for number, weight in enumerate(class_weights))
+        log.info(f"class weights (--class_weights {cfg.class_weights}): {values}")
+    elif cfg.class_weights != "none":
+        log.warning(f"--class_weights {cfg.class_weights} is not used: no loss is ce")
+
+
+def log_schedule(schedule: Schedule) -> None:
+    """Log the global batch, the number of steps and the peak learning rate, and how they are computed."""
+    cfg, sampler = schedule.cfg, schedule.sampler
+    product = f" = {cfg.batchsize}" if sampler.global_batch > cfg.batchsize else ""
+    product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
+    product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
+    lengths = ("epochs", "max_steps", "warmup_epochs")
+    set_by_user = [f"--{name}" for name in lengths if name in (cfg.given or lengths)]
+    is_short = schedule.total_steps < FEW_STEPS
+    log.log(
+        logging.WARNING if is_short else logging.INFO,
+        f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
+        f"{schedule.total_steps} steps in all, lr {schedule.peak_lr:g}"
+        + (f"; too few to train well: without {' and '.join(set_by_user)}, the recipe takes more" * is_short),
+    )
+    if schedule.lr_scale != 1:
+        product = f"--lr {cfg.lr:g} x {schedule.lr_scale:g} (--lr_scaling {cfg.lr_scaling})"
+        remedy = "" if schedule.is_resumed else "; for a --lr that is multiplied already: --lr_scaling none"
+        log.info(f"lr {schedule.peak_lr:g} = {product}{remedy}")
+    if sampler.global_batch != schedule.origin["global_batch"]:
+        began = f"the run began with a global batch of {schedule.origin['global_batch']}"
+        log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {schedule.batch_scale:g}")
 
 
 def epoch_title(cfg: Config, state: TrainState) -> str:
     return f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
-
-
-def loader_advice(loader: TrainLoader) -> str:
-    """Return what makes the loader faster, as text."""
-    if loader.num_workers < num_cores():
-        return f"raise --workers (now {loader.num_workers})"
-    return f"--workers {loader.num_workers} already uses every core"
 
 
 def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
@@ -75,14 +126,21 @@ def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
     return f"mIoU {100 * scores['miou']:.2f} ({best}), pixel accuracy {100 * scores['pixel_acc']:.2f}"
 
 
+def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped) -> None:
+    """Log where a run was stopped, and the command that resumes it. folder: see log_end()."""
+    log_report(folder)
+    hint = resume_hint(group, folder)
+    log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {hint}")
+
+
 def log_end(
     cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset, classes: Classes, extras: Extras
 ) -> None:
-    """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on other ranks than 0."""
+    """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on ranks other than 0."""
     if folder is None:
         return
     best = folder / "best.pt"
-    extras.safe("the table of scores", _log_scores)(best, classes)
+    extras.run("the table of scores", lambda: _log_scores(best, classes))
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "
@@ -109,7 +167,7 @@ def _log_scores(best: Path, classes: Classes) -> None:
 
 
 def log_report(folder: Path | None) -> None:
-    """Log where the report is, if there is one. folder: as in log_end()."""
+    """Log where the report is, if there is one. folder: see log_end()."""
     if folder and (folder / REPORT).is_file():
         log.info(f"report:  {folder / REPORT}")
 

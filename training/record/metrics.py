@@ -1,10 +1,12 @@
 """What a run measures: metrics.jsonl and the curves on the boards, written by rank 0."""
 
+import contextlib
 import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -48,15 +50,16 @@ class Metrics:
         self._file: TextIO | None = None
         self._num_lines = 0
         self._bar: tqdm | None = None
-        self._unread: tuple | None = None  # the last step, whose losses the GPU may still be computing
+        self._unread: tuple | None = None  # the last step: the GPU may still be computing its losses
         self._window: list[dict] = []  # losses and more of each step since the last line of metrics
-        self._window_start, self._window_images, self._last_step_at = 0.0, 0, 0.0
+        # Training time and images since then. Only steps of this process count: a resumed run may begin in a window.
+        self._seconds, self._images, self._step_began = 0.0, 0, 0.0
 
     def open(self, cfg: Config, folder: Path | None, step: int, saved: dict, *, steps_left: float) -> None:
         """Open metrics.jsonl and the boards, and remove what follows the resumed checkpoint.
 
-        folder: None on other ranks than 0. step: of the checkpoint. saved: the result of capture() in the checkpoint,
-        or {} in a new run. steps_left: of the run.
+        folder: None on other ranks than 0. step: the checkpoint's. saved: the checkpoint's state_dict(), or {} in a
+        new run. steps_left: number of steps that the run will do.
         """
         self.log_interval, self.pace.steps_left = cfg.log_interval, steps_left
         if folder is None:
@@ -72,7 +75,7 @@ class Metrics:
         boards = Boards(self.extras, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
         self.boards = boards
         if last["kind"] == "train":
-            # The step comes before the validation that will be repeated.
+            # The run repeats the validation after this step, so write the step's curve first.
             self.extras.run(f"curves at step {step}", lambda: boards.write(step, _scalars(last), {}))
 
     def loss_text(self) -> str:
@@ -81,14 +84,14 @@ class Metrics:
         loss = f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
         return loss + ("" if accuracy is None else f", training pixel accuracy {100 * accuracy:.2f}")
 
-    def capture(self) -> dict:
-        """Flush all files to disk, and return a dict for the checkpoint, which open() takes in a resumed run.
+    def state_dict(self) -> dict:
+        """Flush all files to disk, and return what open() needs to continue them in a resumed run.
 
         Raises DivergedError if the last step's loss is not finite.
         """
         self.read_step()
         if self._file:
-            self.extras.safe(self._part, os.fsync)(self._file.fileno())
+            self.extras.run(self._part, partial(os.fsync, self._file.fileno()))
         if self.boards:
             self.boards.flush()
         wandb_id = self.boards.wandb_id if self.boards else ""
@@ -96,8 +99,8 @@ class Metrics:
 
     def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
         """Iterate over an epoch's optimizer steps with a progress bar. Call log_step() for each, and end_epoch()."""
-        self._window_start = time.perf_counter()
-        self._epoch_losses, self._epoch_hits, self._window_images = [], [], 0
+        self._epoch_losses, self._epoch_hits = [], []
+        self._seconds, self._images, self._step_began = 0.0, 0, time.perf_counter()
         self._bar = progress_bar(self.pace.timed(steps), total=total, title=title, enabled=self.group.is_main)
         yield from self._bar
 
@@ -107,13 +110,14 @@ class Metrics:
         if self._window:
             self._write_window()
 
-    def validation(self, batches: Iterable) -> Iterator:
-        """Iterate over validation batches. The time does not count for the training rate."""
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Exclude the time of the body, a validation, from the rate of training."""
         self.read_step()  # its line of metrics comes before the validation's
         began = time.perf_counter()
-        yield from batches
+        yield
         seconds = time.perf_counter() - began
-        self._window_start += seconds
+        self._step_began += seconds
         self.pace.leave_out(seconds)
 
     def log_step(
@@ -121,8 +125,8 @@ class Metrics:
     ) -> None:
         """Record the optimizer step that `state` has just done.
 
-        losses: {name: scalar over the global batch}, with the total as "loss". hits: from losses.pixel_accuracy, over
-        the global batch. Both are read one step late, while the device computes the next step. Raises DivergedError on
+        losses: {name: scalar over the global batch}, with the total as "loss". hits: losses.pixel_accuracy over
+        the global batch. The CPU reads both one step later, so it never waits for the GPU. Raises DivergedError on
         every rank if a loss is not finite, or if too many steps in a row were skipped.
         """
         values = losses if state.grad_norm is None else losses | {"grad_norm": state.grad_norm}
@@ -130,15 +134,16 @@ class Metrics:
         counts = AsyncCopy(state.scaler.counts) if state.scaler.is_enabled() else None
         late_hits = None if hits is None else AsyncCopy(hits)
         now = time.perf_counter()
+        seconds, self._step_began = now - self._step_began, now
         self.read_step()
         facts = {"epoch": state.epoch + 1, "step": state.step, "lr": lr}
-        self._unread = facts, list(values), read, counts, late_hits, num_images, now
+        self._unread = facts, list(values), read, counts, late_hits, num_images, seconds
 
     def read_step(self) -> None:
         """Read the losses of the last step, if still unread. Raises DivergedError if a loss is not finite."""
         if self._unread is None:
             return
-        facts, names, losses, counts, hits, num_images, self._last_step_at = self._unread
+        facts, names, losses, counts, hits, num_images, seconds = self._unread
         self._unread = None
         values = dict(zip(names, losses.tolist(), strict=True))
         norm = values.pop("grad_norm", math.inf)  # also infinite in a step that --amp fp16 skips
@@ -154,7 +159,7 @@ class Metrics:
         if hits:
             self._window[-1]["hits"] = hits.tolist()
             self._epoch_hits.append(self._window[-1]["hits"])
-        self._window_images += num_images
+        self._seconds, self._images = self._seconds + seconds, self._images + num_images
         if facts["step"] % self.log_interval == 0:
             self._write_window()
 
@@ -164,10 +169,9 @@ class Metrics:
         # A resumed run may have other losses than the steps before it.
         values = {name: [step[name] for step in self._window if name in step] for name in last if name not in LATEST}
         losses = {name: sum(own) / len(own) for name, own in values.items()}
-        # Only steps of this process count: a resumed run may begin within a window.
-        rate = self._window_images / (self._last_step_at - self._window_start) if self._window_images else 0.0
+        rate = self._images / self._seconds if self._seconds else 0.0
         accuracy = _share([step["hits"] for step in self._window if "hits" in step])
-        self._window, self._window_images, self._window_start = [], 0, self._last_step_at
+        self._window, self._seconds, self._images = [], 0.0, 0
         line = {"kind": "train", "epoch": last["epoch"], "step": last["step"], "loss": losses.pop("loss")}
         line |= {"losses": losses, "lr": last["lr"], "images_per_s": rate}
         line |= {name: last[name] for name in ("loss_scale", "skipped_steps", "grad_norm") if name in last}
@@ -175,9 +179,10 @@ class Metrics:
         self._write(line, _scalars(line), {})
 
     def log_validation(
-        self, state: TrainState, scores: Scores, class_names: list[str], panels: list[np.ndarray]
+        self, state: TrainState, scores: Scores, class_names: list[str], draw: Callable[[], list[np.ndarray]]
     ) -> None:
-        """Write a validation's scores to metrics.jsonl and the boards, and pictures, (H, W, 3) uint8, to the boards."""
+        """Write a validation's scores to metrics.jsonl and the boards. draw: returns pictures, (H, W, 3) uint8."""
+        panels = (self.extras.run("pictures of the validation", draw) if self.boards else None) or []
         scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
         ious = zip(class_names, scores["iou"], strict=True)
         scalars |= {f"val_iou/{name}": value for name, value in ious if value is not None}
@@ -188,7 +193,7 @@ class Metrics:
     def _write(self, line: dict, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         """Write a line to metrics.jsonl, and its curves and pictures to the boards, on rank 0."""
         if self.boards:
-            self.extras.safe(self._part, self._write_line)(line)
+            self.extras.run(self._part, partial(self._write_line, line))
             self.boards.write(line["step"], scalars, pictures)
 
     def _write_line(self, line: dict) -> None:

@@ -3,13 +3,16 @@
 import time
 from collections.abc import Iterable, Iterator
 
+from torch.utils.data import DataLoader
+
 from distributed.group import Group
+from support.processes import num_cores
 
 SLOW_LOADER = 0.1  # share of the time spent waiting for batches from which the epoch's line gives advice
 
 
 class Pace:
-    """A stopwatch of a run's optimizer steps. Every rank has one. steps_left: of the run, when this process starts."""
+    """A stopwatch of a run's optimizer steps. Every rank has one. steps_left: the run's, when this process starts."""
 
     def __init__(self, group: Group):
         self.group, self.steps_left = group, 0.0
@@ -38,25 +41,25 @@ class Pace:
         """Exclude the time of a validation from the rate. After the last step, this has no effect."""
         self._came_at += seconds
 
-    def time_text(self) -> str:
-        """Return the time since the epoch began and the run's time left, if known, such as "40 s, 12 min left"."""
+    def text(self, batch: int, loader: DataLoader) -> str:
+        """Return an epoch's time, the run's time left if known, the epoch's rate and, if the loader is slow, advice.
+
+        Such as "40 s, 12 min left, 8.1 images/s: 34% of the time is waiting for the loader: raise --workers (now 2)".
+        The rank that waited most counts, because the others wait for it. batch: images per step. Collective.
+        """
         now, left = time.perf_counter(), self.steps_left - self._steps_done
         text = _duration(now - self._epoch_start)
-        if self._steps_done < 2 or left <= 0:
-            return text
-        return f"{text}, {_duration(left * (now - self._first_step_at) / (self._steps_done - 1))} left"
-
-    def rate_text(self, batch: int, advice: str) -> str:
-        """Return the epoch's images a second and, if it waited for the loader, the share of waiting and the advice.
-
-        Such as ", 8.1 images/s", or ", 8.1 images/s: 34% of the time is waiting for the loader: ADVICE". The rank that
-        waited most counts, because the others wait for it. batch: images of a step. Collective.
-        """
+        if self._steps_done > 1 and left > 0:
+            text += f", {_duration(left * (now - self._first_step_at) / (self._steps_done - 1))} left"
         waiting, total = max(self.group.gather(self._waiting)), self._stepping + self._waiting
-        if not total:
-            return ""
-        slow = f": {waiting / total:.0%} of the time is waiting for the loader: {advice}"
-        return f", {batch * self._num_steps / total:.3g} images/s{slow if waiting / total >= SLOW_LOADER else ''}"
+        if total:
+            text += f", {batch * self._num_steps / total:.3g} images/s"
+        if total and waiting / total >= SLOW_LOADER:
+            workers = loader.num_workers
+            full = f"--workers {workers} already uses every core"
+            advice = f"raise --workers (now {workers})" if workers < num_cores() else full
+            text += f": {waiting / total:.0%} of the time is waiting for the loader: {advice}"
+        return text
 
 
 def _duration(seconds: float) -> str:

@@ -41,15 +41,15 @@ class Run:
         self.writer = checkpoint.Writer()
         self._log_file: TextIO | None = None
         self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
-        # Lines are kept in memory until there is a train.log.
+        # There is no train.log yet, so keep lines in memory.
         self._early_lines = logging.handlers.MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1)
         log.addHandler(self._early_lines)
 
     def open(self, plan: Plan, state: TrainState, *, steps_left: float) -> None:
         """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        steps_left: of the run. If the folder has no best.pt, state.best_miou becomes -1. Raises UserError if the folder
-        cannot be written.
+        steps_left: see Metrics. If the folder has no best.pt, state.best_miou becomes -1. Raises UserError if the
+        folder cannot be written.
         """
         self.cfg, self.is_new = plan.cfg, plan.folder is None
         if self.group.is_main:
@@ -67,7 +67,7 @@ class Run:
         if plan.folder:
             self.folder, self._log_file = plan.folder, folder.open_log(plan.folder)
         else:
-            self.folder, self._log_file = folder.claim(Path(cfg.logdir), cfg.name)
+            self.folder, self._log_file = folder.create(Path(cfg.logdir), cfg.name)
         self._handler = FileHandler(self._log_file, self.extras)
         self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self._early_lines.setTarget(self._handler)
@@ -88,10 +88,11 @@ class Run:
         if self.is_new and self.group.is_main:
             self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._write_samples(draw()))
 
-    def write_with_next_save(self, part: str, write: Callable[[], object]) -> None:
-        """Let the next save() call write() first, on rank 0. An error there becomes a warning. part: its file."""
-        if self.group.is_main:
-            self._report = lambda: self.extras.run(part, write, retry=True)
+    def report_with_next_save(self, write: Callable[[Path], object]) -> None:
+        """Let the next save() call write(path of the report) first, on rank 0. An error there becomes a warning."""
+        if self.folder:
+            path = self.folder / folder.REPORT
+            self._report = lambda: self.extras.run(f"{path} (the report)", lambda: write(path), retry=True)
 
     def _write_samples(self, picture: np.ndarray) -> None:
         assert self.folder is not None
@@ -107,7 +108,7 @@ class Run:
 
         Raises DivergedError if a loss or weight is not finite, and the error of an earlier write that failed.
         """
-        logged = self.metrics.capture()  # first, because a loss that is not finite says more than a weight
+        logged = self.metrics.state_dict()  # first: a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
         content = state.checkpoint(self.group, config=as_dict(self.cfg), texts=self.cfg.texts, run=logged)
         if self.folder and self.group.is_main:
@@ -118,15 +119,12 @@ class Run:
     def _keep(self) -> dict[str, int]:
         return {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
 
-    def resume_hint(self) -> str:
-        return resume_hint(self.group, self.folder)
-
     def _hint_after_failure(self) -> str:
         """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
         self.writer.join(WRITE_SECONDS)  # it may write the first one
         if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
             return ""
-        return f"; {self.resume_hint()}"
+        return f"; {resume_hint(self.group, self.folder)}"
 
     def __enter__(self) -> "Run":
         return self
@@ -134,7 +132,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         hint = self._hint_after_failure()
         if error:
-            log.debug(f"error: {in_one_line(error)}")  # the terminal gets it when the program ends
+            log.debug(f"error: {in_one_line(error)}")  # the program prints it on the terminal when it ends
         self.metrics.close(failed=error is not None)
         if self._log_file:
             log.removeHandler(self._handler)
