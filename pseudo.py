@@ -22,7 +22,7 @@ from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
 from flags import FLAGS, Config
-from inference.pseudo import work
+from inference.pseudo import label_folder
 from inference.trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
 from support import shell
 from support.errors import UserError
@@ -69,7 +69,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     settings["colours"] = classes.colours[: cfg.numclasses].tolist()
     prepare_demo_data(cfg, group)
     split, folder = flags.split or cfg.train_split, Path(flags.output)
-    dataset = work.find_scribbles(cfg, split, flags.train_path)
+    dataset = label_folder.find_scribbles(cfg, split, flags.train_path)
     if cfg.dataset == "Folder":  # its labels are in a folder for the split, such as OUTPUT/train
         folder = find_files(cfg, "Folder", split, {"label": str(folder.absolute())}).folders["label"]
 
@@ -77,8 +77,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         return folder / f"{name}{cfg.label_suffix}.png"  # a name may contain folders
 
     checks.check_setup(group, {f"{split} list": dataset})
-    settings |= work.digests(dataset, group)
-    work.check_strokes(dataset, group)
+    settings |= label_folder.digests(dataset, group)
+    label_folder.check_strokes(dataset, group)
     if group.is_main:
         options: dict = {"flag": "--output", "inputs": dataset.folders.values(), "overwrite": flags.overwrite}
         options |= {"files": dict.fromkeys(dataset.names), "paths": lambda name: [label_path(name)]}
@@ -87,8 +87,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     labels = [label_path(name) for name in dataset.names]
     if not group.broadcast(all(label.is_file() for label in labels)):
-        work.label_images(dataset, labels, classes.colours, predictor, group, cfg, flags)
-    report(work.share_labelled(labels, cfg.numclasses, group), flags, dataset, cfg)
+        label_folder.label_images(dataset, labels, classes.colours, predictor, group, cfg, flags)
+    report(label_folder.share_labelled(labels, cfg.numclasses, group), flags, dataset, cfg)
 
 
 def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from support.errors import UserError
 
 if TYPE_CHECKING:
-    from inference.loaded import LoadedModel, Result
+    from inference.api import LoadedModel, Result
     from inference.trained import load
 
 __version__ = "0.4.0"
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> object:
     """Import what needs torch when it is used first: torch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from inference.loaded import LoadedModel, Result
+    from inference.api import LoadedModel, Result
     from inference.trained import load
 
     return {"LoadedModel": LoadedModel, "Result": Result, "load": load}[name]

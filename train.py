@@ -38,11 +38,11 @@ from losses.criterion import Criterion
 from losses.pixel_accuracy import count_hits
 from support.batch import Batch
 from support.errors import STOPPED
-from training.augmentation import draw_samples
 from training.plan import Plan
 from training.record import messages
 from training.record.log import start_logging
 from training.record.run import Run
+from training.record.samples import draw_samples
 from training.schedule import Schedule
 from training.settle import settle
 from training.state import TrainState

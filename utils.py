@@ -23,7 +23,7 @@ from distributed.group import Group
 from distributed.join import process_group
 from distributed.precision import LossScaler
 from flags import Config
-from flags.losses import loss_weights, read_class_weights
+from flags.loss_weights import loss_weights, read_class_weights
 from flags.shared import LaunchFlags
 from inference.windows import Windows
 from losses.criterion import Criterion
@@ -36,12 +36,11 @@ from models.pretrained import StartWeights
 from support.errors import UserError
 from support.labels import MAPS
 from support.progress import progress_bar
-from training.augmentation import get_transform
 from training.average import WeightAverage
-from training.data import computed_maps, find_masks, find_training_files, get_label_map, make_loader
+from training.checkpoint_content import Checkpoint
+from training.data import computed_maps, find_masks, find_training_files, get_label_map, get_transform, make_loader
 from training.optimizers import make_optimizer, parameter_groups
 from training.schedule import Schedule
-from training.schema import Checkpoint
 from training.state import TrainState
 
 log = logging.getLogger("segtrain")

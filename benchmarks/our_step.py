@@ -21,7 +21,7 @@ from data.histogram import count_batch
 from distributed.group import Group
 from distributed.precision import resolve
 from flags import Config
-from flags.losses import loss_weights
+from flags.loss_weights import loss_weights
 from losses import criterion as criterion_module
 from losses.upsampling import find_points
 from models.foreground import find_foreground

@@ -30,7 +30,7 @@ from models.foreground import find_foreground
 from support.batch import Batch
 from support.labels import IGNORE
 from training.data import DEMO_ROOT
-from training.lr_schedule import lr_factor
+from training.schedule import lr_factor
 from training.settle import share_batch
 
 GROUP = Group(torch.device("cpu"))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
-from flags.losses import parse_loss, read_class_weights
+from flags.loss_weights import parse_loss, read_class_weights
 from flags.training import Config
 from support.errors import UserError
 from support.shell import document, install_command

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from flags.declare import Flag, flags_of
-from flags.others import changes_nothing, other_names
+from flags.other_trainers import changes_nothing, other_names
 from support.errors import UserError
 from support.shell import document
 from support.yaml_file import read_yaml

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from flags.declare import flag
-from flags.losses import LOSSES
+from flags.loss_weights import LOSSES
 from flags.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
 from support.labels import MAPS
 
@@ -288,6 +288,11 @@ class RunFlags:
     log_interval: int = flag(10, "optimizer steps between two lines of metrics.jsonl", ge=1)
     report_training_batch_acc: bool = flag(False, "also log the pixel accuracy of training batches, as pixel_acc")
     wandb: bool = flag(False, "also log to Weights & Biases; WANDB_* variables work, such as WANDB_MODE=offline")
+
+    @property
+    def kept_files(self) -> dict[str, int]:
+        """Return {"step" or "epoch": number of the newest step_*.pt or epoch_*.pt to keep; 0: all}."""
+        return {"step": 3 if self.keep < 0 else self.keep, "epoch": max(0, self.keep)}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from flags.declare import per_rank
 from flags.programs import PREDICT
 from flags.reader import FlagReader
 from flags.shared import DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
-from inference.loaded import LoadedModel
+from inference.api import LoadedModel
 from inference.predictor import Predictor
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type
 from support import program

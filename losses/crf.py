@@ -8,6 +8,7 @@ from torch import Tensor
 
 from support.labels import MEAN_COLOUR
 
+RAMP = 0.5  # share of the run in which the weight rises from 0
 RADIUS = 3  # of the window, in positions
 SIGMA_PLACE = 2.0  # in positions
 SIGMA_COLOUR = 25.5  # of RGB from 0 to 255

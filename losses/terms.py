@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from losses.crf import crf_sum
+from losses.crf import RAMP, crf_sum
 from losses.upsampling import sample
 from support.batch import Batch
 from support.labels import IGNORE
@@ -26,8 +26,8 @@ class Settings(NamedTuple):
 class Term:
     """A term: its sum over this batch, divided by its count over the global batch; 0 if the count is 0.
 
-    name: the name in the log. The flag --l_NAME sets its weight, or --loss names it (flags/losses.py). map: the field
-    of a Batch that it needs. A class with a name registers itself in TERMS.
+    name: the name in the log. --l_NAME sets its weight, or --loss names it (flags/loss_weights.py). map: the field of a
+    Batch that it needs. A class with a name registers itself in TERMS.
     """
 
     name: str
@@ -231,4 +231,4 @@ class CRF(Term):
 
     def ramp(self, progress: float) -> float:
         # At full weight from the start, it merges classes of similar colour (benchmarks/RESULTS.md).
-        return min(1.0, 2 * progress)
+        return min(1.0, progress / RAMP)

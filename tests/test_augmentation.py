@@ -14,8 +14,9 @@ from data.transforms import TrainTransform
 from distributed.group import Group
 from flags import parse_flags
 from support.errors import UserError
-from training.augmentation import draw_samples, get_transform
+from training.data import get_transform
 from training.record.boards import TensorBoard
+from training.record.samples import draw_samples
 
 GROUP = Group(torch.device("cpu"))
 EVERY = {"scale": "0.7 1.5", "rotation": 30, "flip_vertical": True, "quarter_turns": True, "blur": 0.2}

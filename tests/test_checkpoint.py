@@ -18,8 +18,8 @@ from distributed.precision import LossScaler
 from support.errors import UserError
 from support.files import remove_scratch, writing
 from training import checkpoint
+from training.checkpoint_content import Checkpoint
 from training.record import folder as run_folder
-from training.schema import Checkpoint
 from training.state import TrainState
 
 

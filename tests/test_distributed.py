@@ -11,7 +11,7 @@ from conftest import finish, flags, free_port, one_line_each, read_metrics, star
 from PIL import Image
 
 from distributed.join import process_group
-from flags.losses import LOSSES
+from flags.loss_weights import LOSSES
 from support.errors import UserError
 
 

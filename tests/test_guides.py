@@ -11,7 +11,7 @@ import yaml
 from conftest import REPO
 
 from flags import FLAGS, Config, parse_flags
-from flags.others import TABLE, other_names
+from flags.other_trainers import TABLE, other_names
 from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER, TASKS
 from support.errors import UserError
 from training.task import program_words
@@ -99,7 +99,7 @@ def test_other_programs_take_the_same_words():
 
 @pytest.mark.parametrize("page", [TABLE, TABLE.with_name("coming_from.zh-CN.md")], ids=lambda page: page.name)
 def test_the_table_says_yes_where_a_name_is_accepted(page, monkeypatch):
-    monkeypatch.setattr("flags.others.TABLE", page)
+    monkeypatch.setattr("flags.other_trainers.TABLE", page)
     table = other_names.__wrapped__()
     accepted = {name for name, row in table.items() if row.accepted in ("yes", "是")}
     own = {"pin_memory", "prefetch_factor", "report_training_batch_acc", "wandb", "task", "grad_checkpointing"}

@@ -14,7 +14,7 @@ import utils
 from data.histogram import class_weights, value_histogram
 from distributed.group import Group
 from flags import parse_flags
-from flags.losses import read_class_weights
+from flags.loss_weights import read_class_weights
 from support.errors import UserError
 from training.record.messages import log_losses
 

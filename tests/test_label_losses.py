@@ -10,7 +10,7 @@ from conftest import REPO
 
 from data.histogram import count_batch
 from flags.declare import flags_of
-from flags.losses import LOSSES, loss_weights, parse_loss
+from flags.loss_weights import LOSSES, loss_weights, parse_loss
 from flags.training import Config, LossFlags
 from losses.criterion import Criterion
 from losses.terms import TERMS

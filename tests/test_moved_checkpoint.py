@@ -22,7 +22,7 @@ import segtrain
 import train
 from inference.trained import TrainedModel
 from support.errors import UserError
-from training import checkpoint, schema
+from training import checkpoint, checkpoint_content
 
 NAMES = ["earth", "disc", "square", "triangle", "cross"]
 WORDS = {"dataset_path": "own", "dataset": "Dense", "model_type": "res50_ASPP", "classes": "own/names.txt"}
@@ -157,10 +157,10 @@ def test_each_crafted_entry_is_one_line(folder):
     content = torch.load(folder / "last.pt", weights_only=True)
     for name, values in WRONG.items():
         for value in values:
-            with pytest.raises(UserError) as raised, schema.naming(Path("a.pt")):
-                schema.check_run(replaced(content, name.split("/"), value))
+            with pytest.raises(UserError) as raised, checkpoint_content.naming(Path("a.pt")):
+                checkpoint_content.check_run(replaced(content, name.split("/"), value))
             assert re.match(r"a\.pt: .{3,300}$", str(raised.value)), name
-    assert schema.check_run(content).config == content["config"]
+    assert checkpoint_content.check_run(content).config == content["config"]
     write(Path("a.pt"), content | {"format": torch.ones(2)}, content["step"])
     with pytest.raises(UserError, match="format unknown, here 3"):
         checkpoint.read_run(Path("a.pt"))

@@ -17,7 +17,7 @@ from flags import Config, parse_flags
 from support.batch import Batch
 from support.errors import UserError
 from training import checkpoint
-from training.lr_schedule import lr_factor
+from training.schedule import lr_factor
 
 FLOAT64 = "tests/train_float64.py"
 LR = 1e-3

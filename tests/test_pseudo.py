@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.pseudo import labelling, walker
+from inference.pseudo import labelling, random_walk
 from inference.pseudo.labelling import Stroked
-from inference.pseudo.walker import Grid, grid, walk
+from inference.pseudo.random_walk import Grid, grid, walk
 
 
 def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
@@ -65,7 +65,7 @@ def test_strokes_and_edges_mend_a_prediction():
     full = np.stack([cv2.resize(values, mask.shape[::-1]) for values in walked])
     best = classes[full.argmax(0)]
     assert (best == mask).mean() > 0.98
-    assert (walker.best_class(classes, walked, mask.shape) == np.where(full.max(0) > 0.6, best, 255)).all()
+    assert (random_walk.best_class(classes, walked, mask.shape) == np.where(full.max(0) > 0.6, best, 255)).all()
     assert 0.02 < (full.max(0) < 0.6).mean() < 0.5
 
 
@@ -91,7 +91,7 @@ def test_walks_solve_the_random_walker_equations():
     cells, classes = grid(image, scribble), np.array([0, 3, 5, 7], np.uint8)
     draws = np.random.default_rng(0).dirichlet(np.ones(len(classes)), cells.seeds.shape)
     prior = draws.transpose(2, 0, 1).astype(np.float32)
-    weight = 1 / (walker.REACH**2 * cells.seeds.size)
+    weight = 1 / (random_walk.REACH**2 * cells.seeds.size)
     walked = walk(cells, classes, prior)
     system, free = laplacian_of(cells) + weight * np.eye(cells.seeds.size), cells.seeds.ravel() == 255
     for number, found, own in zip(classes, walked, prior, strict=True):

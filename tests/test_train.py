@@ -12,14 +12,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import evaluate
-import flags.losses
+import flags.loss_weights
 import models
 import train
 from flags import FLAGS
 from support.errors import UserError
 from support.labels import MAPS
 from training.average import WeightAverage
-from training.lr_schedule import lr_factor
+from training.schedule import lr_factor
 
 DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}
 LOSSES = {"Dense": "seg", "ScribbleOnly": "seg crf", "PseudoOnly": "pseudo lorm"}
@@ -194,7 +194,7 @@ def test_deterministic_runs_are_equal_bit_for_bit(demo_run, tmp_path, monkeypatc
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     words = {"epochs": 2, "device": device, "class_weights": "balanced"}
     for name in ("one", "two"):
-        demo_run(**words, name=name, deterministic=True, loss="+".join(flags.losses.LOSSES))
+        demo_run(**words, name=name, deterministic=True, loss="+".join(flags.loss_weights.LOSSES))
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.backends.cudnn.deterministic
     assert_same_run(tmp_path / "one", tmp_path / "two")

@@ -1,1 +1,1 @@
-"""A run: its state and schedule, and on disk its folder, log, curves and checkpoints."""
+"""A run: its plan, state, schedule, optimizer and checkpoints."""

@@ -21,8 +21,8 @@ from torch import Tensor
 from support.errors import UserError
 from support.files import write_atomic
 from support.signals import WRITER
-from training import schema
-from training.schema import FORMAT, Checkpoint, ModelFile
+from training import checkpoint_content
+from training.checkpoint_content import FORMAT, Checkpoint, ModelFile
 
 COMMENT = "segtrain step={step:012d}"
 _COMMENT = re.compile(rb"segtrain step=(\d{12})")
@@ -180,8 +180,8 @@ def read_run(path: Path) -> Checkpoint:
             f"{path}: written by another version of this project (format {version}, here {FORMAT}); "
             f"to start from its weights use --pretrained {path}"
         )
-    with schema.naming(path):
-        checked = schema.check_run(content)
+    with checkpoint_content.naming(path):
+        checked = checkpoint_content.check_run(content)
     if checked.step != step_of(path):
         raise DamagedError(f"{path}: damaged: its end is missing or wrong; use another checkpoint of the run")
     return checked
@@ -190,8 +190,8 @@ def read_run(path: Path) -> Checkpoint:
 def read_model(path: Path) -> ModelFile:
     """Return what a file says of its model. Raises UserError as read() does, or for a wrong entry."""
     content = read(path)
-    with schema.naming(path):
-        return schema.check_model(content)
+    with checkpoint_content.naming(path):
+        return checkpoint_content.check_model(content)
 
 
 def read(path: Path) -> dict:
@@ -222,8 +222,8 @@ def read(path: Path) -> dict:
     flags = content.get("config")
     if isinstance(flags, dict) and isinstance(stats := flags.get("image_stats"), str) and stats:
         raise UserError(f"{path}: trained with --image_stats by an earlier version: images must now be 8-bit RGB")
-    with schema.naming(path):
-        schema.check_weights(content)
+    with checkpoint_content.naming(path):
+        checkpoint_content.check_weights(content)
     return content
 
 

@@ -12,6 +12,7 @@ from data.distance import pseudo_distance, scribble_distance
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, find_split
 from data.loader import loader_options
+from data.transforms import CentreCrop, ColourJitter, TrainTransform
 from distributed.group import Group
 from flags import Config
 from flags.shared import LaunchFlags
@@ -66,6 +67,24 @@ def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> S
     """Return layout.find_split() of these arguments and the flags on --dataset_path."""
     names = ("list_path", "image_path", "image_suffix", "label_suffix")
     return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
+
+
+def get_transform(cfg: Config) -> TrainTransform | CentreCrop:
+    """Return the transform of training samples."""
+    if not cfg.augment:
+        return CentreCrop(cfg.crop_size, cfg.long_side)
+    strengths = {name: getattr(cfg, name) for name in ("brightness", "contrast", "saturation", "hue")}
+    return TrainTransform(
+        cfg.crop_size,
+        scale=(cfg.scale[0], cfg.scale[1]),
+        rotation=cfg.rotation,
+        flip_horizontal=cfg.flip_horizontal,
+        flip_vertical=cfg.flip_vertical,
+        quarter_turns=cfg.quarter_turns,
+        blur=cfg.blur,
+        jitter=ColourJitter(**strengths) if any(strengths.values()) else None,
+        long_side=cfg.long_side,
+    )
 
 
 def get_label_map(cfg: Config) -> LabelMap | None:

@@ -7,7 +7,7 @@ from data.classes import Classes
 from data.layout import Split
 from flags import Config
 from models.pretrained import StartWeights
-from training.schema import Checkpoint
+from training.checkpoint_content import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ import math
 from data.sampler import TrainSampler
 from flags import Config
 from support.errors import UserError
-from training.lr_schedule import lr_factor
-from training.schema import Checkpoint
+from training.checkpoint_content import Checkpoint
 from training.state import TrainState
+
+POLY_POWER = 0.9  # DeepLab (arXiv:1606.00915, section 4.1.1)
 
 
 class Schedule:
@@ -97,6 +98,24 @@ class Schedule:
         else:
             steps = round((cfg.max_steps or cfg.epochs * steps_per_epoch) / 10)
         return steps * (1 if cfg.max_steps else self.sampler.steps_per_epoch / steps_per_epoch)
+
+
+def lr_factor(position: float, total_steps: int, warmup_steps: float, kind: str = "cosine") -> float:
+    """Return the factor, 0 to 1, on the peak learning rate in optimizer step `position`, counted from 0.
+
+    Linear warm-up, then cosine to 0; or (1 - t)^POLY_POWER, with t the share done of the steps after the warm-up, for
+    the kind "poly"; or 1 for "constant". In a resumed run with another batch, position and warmup_steps may be
+    fractions.
+    """
+    if position < warmup_steps:
+        return min(1.0, (position + 1) / warmup_steps)
+    if kind == "constant":
+        return 1.0
+    if position >= total_steps:
+        return 0.0
+    if kind == "poly":
+        return ((total_steps - position) / (total_steps - warmup_steps)) ** POLY_POWER
+    return 0.5 * (1 + math.cos(math.pi * (position - warmup_steps) / (total_steps - warmup_steps)))
 
 
 def _scaling(rule: str, ratio: float) -> float:

@@ -26,11 +26,11 @@ from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
 from training import checkpoint
+from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, get_label_map, prepare_demo_data
 from training.plan import Plan
 from training.record import folder, messages
 from training.record.folder import ResumedRun
-from training.schema import Checkpoint
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
 

@@ -15,7 +15,7 @@ from distributed.precision import LossScaler
 from models.pretrained import load_weights
 from support.errors import UserError
 from training.average import WeightAverage
-from training.schema import Checkpoint
+from training.checkpoint_content import Checkpoint
 
 POSITION = ("epoch", "samples", "step", "validated", "best_miou", "validations_since_best")
 log = logging.getLogger("segtrain")

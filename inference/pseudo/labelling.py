@@ -10,8 +10,8 @@ from torch import Tensor
 from data.dataset import SegmentationDataset
 from data.histogram import value_histogram
 from inference.predictor import Predictor, Step, no_step
-from inference.pseudo import walker
-from inference.pseudo.walker import Grid
+from inference.pseudo import random_walk
+from inference.pseudo.random_walk import Grid
 from support.labels import IGNORE
 
 
@@ -30,7 +30,7 @@ class Stroked(NamedTuple):
 def read_stroked(dataset: SegmentationDataset, index: int) -> Stroked:
     """Read an image of a data set whose "label" is the scribble."""
     maps = dataset.read(index)
-    return Stroked(index, maps["image"], maps["label"], walker.grid(maps["image"], maps["label"]))
+    return Stroked(index, maps["image"], maps["label"], random_walk.grid(maps["image"], maps["label"]))
 
 
 def predict(
@@ -68,7 +68,7 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. An object may
     lack a stroke, so the walk's probabilities are multiplied by 1 - p, where p is the model's probability of the most
     probable class that the walk leaves out. (The sum over these classes would be high where a model is unsure among
-    many.) A pixel without a product above walker.MIN_PROBABILITY is 255. A pixel on a stroke gets its class.
+    many.) A pixel without a product above random_walk.MIN_PROBABILITY is 255. A pixel on a stroke gets its class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
@@ -79,7 +79,7 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     elif background is not None:
         occurs[background] = True
     classes, prior = occurs.nonzero().flatten().to(torch.uint8).numpy(), probs[occurs]
-    walked = walker.walk(item.grid, classes, (prior / prior.sum(0)).numpy())
+    walked = random_walk.walk(item.grid, classes, (prior / prior.sum(0)).numpy())
     left_out = (probs * ~occurs[:, None, None]).amax(0).numpy()
-    label = walker.best_class(classes, walked * (1 - left_out), item.scribble.shape)
+    label = random_walk.best_class(classes, walked * (1 - left_out), item.scribble.shape)
     return np.where(item.scribble != IGNORE, item.scribble, label)

@@ -1,1 +1,1 @@
-"""The update of the weights: optimizers, learning rate, precision, averages."""
+"""What a run leaves on disk: its folder, log, metrics, boards and pictures."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, TextIO
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from training import checkpoint
-from training.schema import Checkpoint
+from training.checkpoint_content import Checkpoint
 
 try:
     import fcntl

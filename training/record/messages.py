@@ -11,7 +11,7 @@ from data.images.resize import large_images
 from data.loader import EvalLoader
 from distributed.group import Group, Stopped
 from flags import FLAGS, Config, changes
-from flags.losses import loss_weights
+from flags.loss_weights import loss_weights
 from flags.recipe import FEW_STEPS
 from support.files import json_lines
 from support.shell import python_command, quoted

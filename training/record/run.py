@@ -24,8 +24,6 @@ from training.record.messages import resume_hint
 from training.record.metrics import Metrics
 from training.state import TrainState
 
-KEEP_STEP_FILES = 3  # files of --save_step_frequency, unless --keep is set
-
 
 class Run:
     """One run of training on disk. Every rank has a Run and calls the methods alike; only rank 0 prints and writes.
@@ -77,7 +75,7 @@ class Run:
 
         if set_aside := folder.tidy(self.folder, step):
             log.info(f"checkpoints after step {step}, or truncated, were renamed to *.old: {', '.join(set_aside)}")
-        checkpoint.drop_older(self.folder, self._keep)  # a killed process may have left one more
+        checkpoint.drop_older(self.folder, self.cfg.kept_files)  # a killed process may have left one more
         file, text = self.folder / "config.yaml", dump(cfg)
         if file.is_file() and (old := file.read_bytes()) != text.encode():
             write_atomic(file.with_name("config.yaml.old"), memoryview(old))
@@ -112,12 +110,9 @@ class Run:
         checks.check_finite(state.raw_model)
         content = state.checkpoint(self.group, config=as_dict(self.cfg), texts=self.cfg.texts, run=logged)
         if self.folder and self.group.is_main:
-            self.writer.save(content, [self.folder / name for name in (*names, "last.pt")], self._keep, self._report)
+            files = [self.folder / name for name in (*names, "last.pt")]
+            self.writer.save(content, files, self.cfg.kept_files, self._report)
             self._report = lambda: None
-
-    @property
-    def _keep(self) -> dict[str, int]:
-        return {"step": KEEP_STEP_FILES if self.cfg.keep < 0 else self.cfg.keep, "epoch": max(0, self.cfg.keep)}
 
     def _hint_after_failure(self) -> str:
         """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""

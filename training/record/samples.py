@@ -1,4 +1,4 @@
-"""The augmentation of training samples, from the flags, and a picture of it."""
+"""The picture of training samples that a new run writes: augmented.jpg."""
 
 from itertools import islice
 
@@ -7,28 +7,9 @@ import numpy as np
 from data.classes import Classes
 from data.loader import TrainLoader
 from data.pictures import overlay, sheet
-from data.transforms import CentreCrop, ColourJitter, TrainTransform
 from flags import Config
 
 NUM_SHOWN = 8  # samples in the picture
-
-
-def get_transform(cfg: Config) -> TrainTransform | CentreCrop:
-    """Return the transform of training samples."""
-    if not cfg.augment:
-        return CentreCrop(cfg.crop_size, cfg.long_side)
-    strengths = {name: getattr(cfg, name) for name in ("brightness", "contrast", "saturation", "hue")}
-    return TrainTransform(
-        cfg.crop_size,
-        scale=(cfg.scale[0], cfg.scale[1]),
-        rotation=cfg.rotation,
-        flip_horizontal=cfg.flip_horizontal,
-        flip_vertical=cfg.flip_vertical,
-        quarter_turns=cfg.quarter_turns,
-        blur=cfg.blur,
-        jitter=ColourJitter(**strengths) if any(strengths.values()) else None,
-        long_side=cfg.long_side,
-    )
 
 
 def draw_samples(cfg: Config, loader: TrainLoader, classes: Classes) -> np.ndarray:
