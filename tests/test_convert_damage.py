@@ -84,15 +84,20 @@ def embed(data: bytes) -> Callable[[Path], None]:
 SMALL = np.zeros((10, 12, 3), np.uint8)
 RAMP = np.arange(24 * 32, dtype=np.uint32).reshape(24, 32)
 MANY = np.stack([RAMP % 256, RAMP // 256, RAMP * 0 + 9], axis=2).astype(np.uint8)
-HUGE_PNG = base64.b64encode(
-    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (60000).to_bytes(4, "big") * 2 + b"\x08\0\0\0\0"
-).decode()
+HUGE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (60000).to_bytes(4, "big") * 2 + b"\x08\0\0\0\0"
+HUGE_PNG = base64.b64encode(HUGE).decode()
 DEEP: list = []
 for _ in range(90):
     DEEP = [DEEP]
+L = "bad.json"
+
+
+def points(values: list, shape: int = 0) -> Callable[[Path], None]:
+    return put(L, values, "shapes", shape, "points")
+
+
 # Each damage of the entry "bad", what is said, and what becomes of it: "skip", "keep" (written without the shape, or
 # with 255 in its place), "lost" (skipped, and so is each of its shapes by a line), or "stop" (status 2).
-L = "bad.json"
 LABELME = [
     (truncate("bad.png"), "not a whole, readable image", "skip"),
     (remove("bad.png"), "not below", "skip"),
@@ -100,22 +105,18 @@ LABELME = [
     (save("bad.png", SMALL), "12x10", "skip"),
     (truncate(L), "not JSON", "skip"),
     (put(L, []), "'shapes' is missing", "skip"),
-    (put(L, [[NAN, 1], [5, 1], [5, 9]], "shapes", 0, "points"), r"shape 1 \(cat\): a coordinate", "skip"),
-    (
-        put(L, [[1, 1], [5, 1]], "shapes", 0, "points"),
-        r"1 shape\(s\) cover no pixel .* shape 1 \(cat\): left out",
-        "keep",
-    ),
+    (points([[NAN, 1], [5, 1], [5, 9]]), r"shape 1 \(cat\): a coordinate", "skip"),
+    (points([[1, 1], [5, 1]]), r"1 shape\(s\) cover no pixel .* shape 1 \(cat\): left out", "keep"),
     (put(L, "spline", "shapes", 0, "shape_type"), "shape_type 'spline'", "skip"),
-    (put(L, [[6, 5], [8, 8]], "shapes", 1, "points"), "in a box of another size", "skip"),
+    (points([[6, 5], [8, 8]], 1), "in a box of another size", "skip"),
     (put(L, -5, "imageHeight"), "32x-5 pixels", "skip"),
     # X4: sizes and numbers are compared before memory is taken
     (put(L, HUGE_PNG, "shapes", 1, "mask"), "a mask of 60000x60000 pixels in a box of another size", "skip"),
-    (put(L, [[0, 0], [59999, 59999]], "shapes", 1, "points"), "60000x60000 pixels in an image of 32x24", "skip"),
-    (put(L, [[10**400, 1], [5, 1], [5, 9]], "shapes", 0, "points"), "coordinates that are not numbers", "skip"),
-    (put(L, DEEP, "shapes", 0, "points"), "coordinates that are not", "skip"),
-    (put(L, [[True, 1], [5, 1], [5, 9]], "shapes", 0, "points"), "coordinates that are not numbers", "skip"),
-    (put(L, [["1_0", 1], [5, 1], [5, 9]], "shapes", 0, "points"), "coordinates that are not numbers", "skip"),
+    (points([[0, 0], [59999, 59999]], 1), "60000x60000 pixels in an image of 32x24", "skip"),
+    (points([[10**400, 1], [5, 1], [5, 9]]), "coordinates that are not numbers", "skip"),
+    (points(DEEP), "coordinates that are not", "skip"),
+    (points([[True, 1], [5, 1], [5, 9]]), "coordinates that are not numbers", "skip"),
+    (points([["1_0", 1], [5, 1], [5, 9]]), "coordinates that are not numbers", "skip"),
     (put(L, True, "imageHeight"), "height or width is missing or not a number", "skip"),
     (lambda root: (root / L).write_bytes("狗".encode("gbk")), "not UTF-8 text: save it as UTF-8", "skip"),
     (replace(L, '"imageHeight": 24', f'"imageHeight": {"1" * 5000}'), "32xnan pixels", "skip"),
@@ -157,11 +158,7 @@ CVAT = [
     (replace(X, "<polygon", '<cuboid label="cat"/><polygon'), "this kind of shape is not read", "skip"),
     (replace(X, "<polygon", '<points label="cat" points="1,2"/><polygon'), r"points \(cat\): .* no area: left", "keep"),
     (replace(X, "<polygon", '<skeleton label="cat"/><polygon'), "this kind of shape has no area: left out", "keep"),
-    (
-        replace(X, 'left="6" top="5" width="5"', 'left="6" top="5" width="9e6"'),
-        "a mask of 9000000x4 pixels, but",
-        "skip",
-    ),
+    (replace(X, 'top="5" width="5"', 'top="5" width="9e6"'), "a mask of 9000000x4 pixels, but", "skip"),
     (replace(X, "<annotations>", '<!DOCTYPE a [<!ENTITY b "c">]><annotations>'), "defines XML entities", "stop"),
 ]
 M = "masks/bad.png"

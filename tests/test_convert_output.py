@@ -119,8 +119,8 @@ def test_splits_share_a_folder(tmp_path, capsys):
     assert "convert the other one, or divide this: " in capsys.readouterr().out
     convert("coco", val, tmp_path / "out", "--split", "val")
     assert "tools.split" not in capsys.readouterr().out
-    assert (mask_of(tmp_path / "out", "train/picture_0") == drawn(pictures[0])).all()
-    assert (mask_of(tmp_path / "out", "val/picture_1") == drawn(pictures[1])).all()
+    for split, picture in zip(("train", "val"), pictures, strict=True):
+        assert (mask_of(tmp_path / "out", f"{split}/{picture.name}") == drawn(picture)).all()
     with pytest.raises(UserError, match="has results made with other settings"):
         convert("coco", val, tmp_path / "out", "--split", "train")
     val.write_text(val.read_text().replace('"cat"', '"bird"'))

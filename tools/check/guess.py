@@ -97,16 +97,14 @@ def _guess_layout(root: Path, paths: Paths) -> Paths:
     paths = replace(paths, train_split=train, val_split=val)
     if paths.image_suffix or paths.label_suffix:
         return paths
+    folders = {"images": paths.image_path, "masks": paths.train_path}
     try:
-        place = find_plain(
-            root, paths.splits[0], images=paths.image_path, masks=paths.train_path, list_path=paths.list_path
-        )
+        images, masks, _ = find_plain(root, paths.splits[0], **folders, list_path=paths.list_path)
     except UserError:  # the survey has a finding on that
-        place = find_whole(root, images=paths.image_path, masks=paths.train_path)
-    image_ending, label_ending = guess_endings(
-        list_folder(place.images, layout.IMAGE_SUFFIXES), list_folder(place.masks, layout.ANY_SUFFIXES), place.masks
-    )
-    return replace(paths, image_suffix=image_ending, label_suffix=label_ending)
+        images, masks, _ = find_whole(root, **folders)
+    present = list_folder(images, layout.IMAGE_SUFFIXES), list_folder(masks, layout.ANY_SUFFIXES)
+    image_suffix, label_suffix = guess_endings(*present, masks)
+    return replace(paths, image_suffix=image_suffix, label_suffix=label_suffix)
 
 
 def _split_name(root: Path, paths: Paths, names: tuple[str, ...]) -> str:
@@ -133,9 +131,8 @@ def guess_endings(images: Collection[str], labels: Collection[str], folder: Path
         counts = Counter(rest for name in names for rest in _rests(name.removesuffix(ending), ordered))
         endings = sorted(rest for rest, count in counts.items() if count >= wanted and rest != ending)
         if len(endings) > 1:
-            raise UserError(
-                f"{folder}: labels of the images end in {' and '.join(endings[:4])}: choose one with --label_suffix"
-            )
+            shown = " and ".join(endings[:4])
+            raise UserError(f"{folder}: labels of the images end in {shown}: choose one with --label_suffix")
         if endings:
             return ending, endings[0]
     return "", ""

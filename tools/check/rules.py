@@ -73,9 +73,8 @@ def _check_size(label: LabelFacts, image: ImageFacts, findings: Findings) -> Non
     if label.size != image.size:
         is_turned = label.size == image.size[::-1] and max(label.turn, image.turn) > 4
         turned = "; does EXIF turn one of them?" if is_turned else ""
-        findings.add(
-            "size-mismatch", label.path, f"{width}x{height}, but its image {image_width}x{image_height}{turned}"
-        )
+        note = f"{width}x{height}, but its image {image_width}x{image_height}{turned}"
+        findings.add("size-mismatch", label.path, note)
     elif label.turn != image.turn and ((label.turn > 4) == (image.turn > 4) or height == width):
         findings.add("exif-turns-one", label.path, f"orientation {label.turn}, but its image {image.turn}")
 

@@ -102,9 +102,8 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
         ignored = f"; {summary.ignored[split]:.1%} of their pixels ignored" if summary.labels[split] else ""
         lines.append(f"  {split}: {count} images; labels: {labels}{ignored}")
     if summary.repeats:
-        lines.append(
-            f"  {summary.repeats} more line(s) for {summary.splits[0]} repeat images: training reads all lines"
-        )
+        repeats = f"{summary.repeats} more line(s) for {summary.splits[0]} repeat images"
+        lines.append(f"  {repeats}: training reads all lines")
     sizes = ", ".join(f"{size} ({count})" for size, count in list(summary.sizes.items())[:NUM_SIZES]) or "none"
     more = len(summary.sizes) - NUM_SIZES
     lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
@@ -115,9 +114,8 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
         return [*lines, *(f"  {note}" for note in summary.notes), "", *_finding_lines(findings)]
     lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
     if any(re.fullmatch("#[0-9a-f]{6}", row.name) for row in summary.classes):
-        lines.append(
-            f"  classes are named by colour: to rename them, edit the first word of each line of {summary.class_file}"
-        )
+        rename = f"to rename them, edit the first word of each line of {summary.class_file}"
+        lines.append(f"  classes are named by colour: {rename}")
     lines += [f"  {note}" for note in summary.notes]
     return [*lines, *_class_table(summary), *_stroke_lines(summary), "", *_finding_lines(findings)]
 

@@ -46,12 +46,11 @@ def _next_lines(out: Path) -> list[str]:
     lists = all((out / f"{split}.txt").is_file() for split in ("train", "val"))
     if lists or {"train", "val"} <= folders:
         return [check]
-    if "train" in folders or "val" in folders:
-        part = "train" if "train" in folders else "val"
-        words = ["--val", 0.2, "--image_path", f"images/{part}", "--label_path", f"masks/{part}"]
-        split = shell.python_command("-m", "tools.split", out, *words)
-        return [f"training needs images/train and images/val: convert the other one, or divide this: {split}", check]
-    return [f"to split it: {shell.python_command('-m', 'tools.split', out, '--val', 0.2)}", check]
+    start, words = "to split it", ["--val", 0.2]
+    if part := next((name for name in ("train", "val") if name in folders), ""):
+        start = "training needs images/train and images/val: convert the other one, or divide this"
+        words += ["--image_path", f"images/{part}", "--label_path", f"masks/{part}"]
+    return [f"{start}: {shell.python_command('-m', 'tools.split', out, *words)}", check]
 
 
 def _list_scribbles(out: Path, names: list[str]) -> list[str]:
@@ -74,12 +73,8 @@ def parser() -> Parser:
     add = parser.add_argument
     add("kind", nargs="?", metavar="KIND", choices=KINDS, help="format of the labels [found from the files]")
     add("source", type=Path, metavar="IN", help="file or folder of the labels")
-    add(
-        "out",
-        type=Path,
-        metavar="OUT",
-        help="folder to write: images, masks and classes.txt; new, or of the same command",
-    )
+    out = "folder to write: images, masks and classes.txt; new, or of the same command"
+    add("out", type=Path, metavar="OUT", help=out)
     scribbles = "write JPEGImages, pascal_2012_scribble and ImageSets: 255 where no line or area is"
     add("--scribbles", action="store_true", help=scribbles)
     classes = "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]"

@@ -60,9 +60,8 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
             f"--classes {classes}"
         )
     if comments := [name for name in numbering.names if name.split(" ")[0] == "#"]:
-        raise UserError(
-            f"{args.source}: a class is named {comments[0]!r}, which is a comment in classes.txt: rename it"
-        )
+        problem = f"a class is named {comments[0]!r}, which is a comment in classes.txt"
+        raise UserError(f"{args.source}: {problem}: rename it")
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
     settings |= {"kind": name, "source": str(args.source.resolve())}
@@ -89,10 +88,10 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _add_unlabelled(source: Source, args: argparse.Namespace) -> None:
-    """Add an entry without shapes for each image that no label names, beside those that one names; or a note on them.
+    """Add an entry without shapes for each image that has no label but is beside one that has; or a note on them.
 
-    They show background only with --unlabelled background, which cannot be said of those in a folder of --images, of
-    another file's images, and of those whose label has a fault.
+    --unlabelled background makes them background. It does not count for images below --images, beside a single
+    annotation file, or with faulty labels: these may show objects.
     """
     labelled = {Path(os.path.abspath(entry.image)): entry for entry in source.entries if isinstance(entry.record, list)}
     used, beside = {path.with_suffix("") for path in labelled}, {path.parent: entry for path, entry in labelled.items()}
@@ -145,7 +144,7 @@ def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
 
 
 def _stale(masks: Path, args: argparse.Namespace, entries: list[Entry]) -> list[str]:
-    """Return a line on masks that an earlier start wrote, and that belong to no label any more."""
+    """Return a line on masks that an earlier start wrote and whose labels are gone, if there are any."""
     names = {entry.name.casefold() for entry in entries}
     names |= {path.stem.removeprefix(".made_from_") for path in args.out.glob(".made_from_*.json")}  # of --split
     stale = [

@@ -214,9 +214,8 @@ def number_classes(source: Source, unlabelled: str) -> Numbering:
         return Numbering(names, colours, numbers, IGNORE)
     background = [name for name in names if name.lower() in BACKGROUND]
     if not background:
-        problem = (
-            "no class is named background, but pixels without a label need one: ignore them with --unlabelled ignore"
-        )
+        problem = "no class is named background, but pixels without a label need one"
         remedy = "or add a line 'background' to a copy of the file, and convert all labels with it"
-        raise UserError(f"--classes {source.options.classes}: {problem}; {remedy}")
+        ignore = "ignore them with --unlabelled ignore"
+        raise UserError(f"--classes {source.options.classes}: {problem}: {ignore}; {remedy}")
     return Numbering(names, colours, numbers, numbers[background[0]])

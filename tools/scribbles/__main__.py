@@ -108,12 +108,8 @@ def parser() -> Parser:
     add = parser.add_argument
     add("command", choices=("simulate",), metavar="simulate", help="what to do")
     add("masks", type=Path, metavar="MASKS", help="folder of dense masks; 255 = ignore")
-    add(
-        "out",
-        type=Path,
-        metavar="OUT",
-        help="folder for the scribbles, named as the masks; new, or of the same command",
-    )
+    out = "folder for the scribbles, named as the masks; new, or of the same command"
+    add("out", type=Path, metavar="OUT", help=out)
     add("--list", type=Path, metavar="FILE", help="names of the masks to use, one a line [all]")
     add("--background", default="0", choices=("0", "none"), help="class whose strokes stay deep inside; none: no class")
     area = "regions below this get no stroke, except the largest one of each class in an image"
