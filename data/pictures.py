@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from data.classes import Classes
 from support.labels import IGNORE, is_foreground
 
+JPEG_QUALITY = 90  # of overlays and augmented.jpg
 SHEET_SIZE = 256  # pixels, longer side of each picture in a sheet
 PANEL_SIZE = 512  # pixels, longer side of each picture in a panel
 FRAME = ((1, 1), (1, 1), (0, 0))  # pixels around each picture

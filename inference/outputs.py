@@ -11,7 +11,7 @@ from PIL import Image
 
 from data.classes import Classes
 from data.images import label_png
-from data.pictures import overlay, with_legend
+from data.pictures import JPEG_QUALITY, overlay, with_legend
 from inference.inputs import OUTPUT_NOTE
 from support.errors import InputError
 from support.files import write_atomic
@@ -91,6 +91,8 @@ class Outputs:
             write_atomic(self.path("probs", name), buffer.getbuffer(), parents=True)
         if self.overlays:
             painted, buffer = overlay(image, label, self.classes.colours, self.background), io.BytesIO()
-            Image.fromarray(with_legend(painted, label, self.classes, self.background)).save(buffer, "JPEG", quality=90)
+            Image.fromarray(with_legend(painted, label, self.classes, self.background)).save(
+                buffer, "JPEG", quality=JPEG_QUALITY
+            )
             write_atomic(self.path("overlays", name), buffer.getbuffer(), parents=True)
         write_atomic(self.path("masks", name), label_png(label, self.classes.colours), parents=True)

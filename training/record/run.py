@@ -10,6 +10,7 @@ from typing import TextIO
 import numpy as np
 from PIL import Image
 
+from data.pictures import JPEG_QUALITY
 from distributed import checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS
@@ -95,7 +96,7 @@ class Run:
     def _write_samples(self, picture: np.ndarray) -> None:
         assert self.folder is not None
         file, buffer = self.folder / folder.SAMPLES_FILE, io.BytesIO()
-        Image.fromarray(picture).save(buffer, "JPEG", quality=90)
+        Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY)
         write_atomic(file, buffer.getvalue())
         if self.metrics.boards:
             self.metrics.boards.write(0, {}, {"train_images/augmented": picture})
