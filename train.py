@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
+if not __package__:  # started as a file: if PYTHONSAFEPATH is set, Python leaves its folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from flags import parse_flags
@@ -66,16 +66,17 @@ def main(argv: list[str] | None = None) -> int:
         start_logging(cfg.log_level, is_main=group.is_main)
         # Run logs an error that ends the run; explain_errors turns running out of memory into advice.
         with Run(group) as run, program.explain_errors(str(group.device), messages.MORE_MEMORY):
-            plan = settle(cfg, group)  # reads and checks all that the user gave; no flag changes afterwards
+            plan = settle(cfg, group)  # reads flags, files and checkpoint; no flag changes afterwards
             trainer = build(plan, group, run)
-            del plan  # its weights need as much memory as the model and its momentum
+            del plan  # frees the start weights, or the checkpoint's weights and optimizer state
             return trainer.fit()
 
 
 def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     """Build what trains from the plan, and open the run's folder. Collective.
 
-    Raises UserError if an image is too small, if weights do not fit the model, or if the folder cannot be written.
+    Raises UserError if files, loaders, model, losses, schedule or checkpoint do not fit each other, or if the folder
+    cannot be written.
     """
     cfg = plan.cfg
     utils.set_deterministic(cfg.deterministic)
@@ -86,7 +87,7 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # A resumed run keeps the learning rate of its start, so the schedule depends on the checkpoint.
+    # A resumed run scales --lr by the batch that it first started with, which the checkpoint holds.
     schedule = Schedule(cfg, train_loader.sampler, plan.resumed)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
@@ -94,7 +95,7 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.show_samples(lambda: draw_samples(cfg, train_loader, plan.classes))
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
-    # All ranks must start equal. Only a run that resumes in mid-epoch has other batch-norm statistics on each rank.
+    # Ranks must start equal. In mid-epoch, batch-norm statistics differ between ranks, so they are not compared then.
     checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
@@ -121,7 +122,7 @@ class Trainer:
                 self.train_one_epoch()
                 self.close_epoch()
         except Stopped as stop:  # all ranks raise it at the same step, so their checkpoint is consistent
-            run.save(state)
+            run.save(state)  # to last.pt, which every save writes
             run.writer.wait()
             messages.log_stop(run.folder, state, self.group, stop)
             return STOPPED
@@ -130,19 +131,20 @@ class Trainer:
         return 0
 
     def train_one_epoch(self) -> None:
-        """Train to the end of the epoch, of --max_steps or of --patience. Each step is one global batch.
+        """Train until the epoch ends, or until --max_steps or --patience ends the run. A step is one global batch.
 
         Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
         """
         cfg, run, state, schedule = self.cfg, self.run, self.state, self.schedule
-        self.train_loader.sampler.set_position(state.epoch, state.samples)  # a resumed run skips what it has seen
+        # A resumed run skips what it has seen. The sampler then knows how many steps of the epoch are left.
+        self.train_loader.sampler.set_position(state.epoch, state.samples)
         # A step takes --accum_steps batches of the loader. --max_steps may end the run before the loader ends.
         num_steps, title = schedule.steps_left(state), messages.epoch_title(cfg, state)
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.start_training()
         for micro_batches in run.metrics.steps(steps, total=num_steps, title=title):
-            # Validate after the previous step only now: a run stopped during this validation repeats it when resumed.
-            # After the epoch's last step, close_epoch() validates.
+            # Validate the weights of the previous step at the top of the loop: a run that is stopped in this validation
+            # resumes here, and repeats it. After the epoch's last step, close_epoch() validates.
             if schedule.validates_step(state):
                 state.synchronize(self.group)
                 scores, is_best = self.validate()
@@ -170,15 +172,16 @@ class Trainer:
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
         group.note(f"step {state.step + 1}")  # other ranks name this place if this rank hangs
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
-        # 1. Each loss is divided by its own count over the global batch, such as labelled pixels. A mean on each rank
-        # would weight a pixel by how few others its rank has. The same collective tells all ranks of a signal.
+        # 1. Each loss is divided by its own count over the global batch, such as labelled pixels. A mean per rank
+        # would give a pixel more weight on a rank with fewer labelled pixels. The sum also tells all ranks of a signal.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
-            # Dropout draws by the batch's place in the global batch: the same numbers on any number of ranks.
+            # Seed dropout by the batch's place in the global batch: if --batchsize is equal, any number of ranks
+            # draws the same numbers.
             first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
@@ -186,8 +189,8 @@ class Trainer:
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch.image, batch.foreground)
-                # --lorm_scope all counts terms that depend on the features, so step 1 cannot count them. The loss of
-                # LoRM is then the mean over micro-batches, each divided by its own count over all ranks.
+                # With --lorm_scope all, LoRM's divisor depends on the features, so step 1 has none. Divide by this
+                # micro-batch's count over all ranks, times the number of micro-batches.
                 if "lorm_terms" in outputs:
                     outputs["lorm_terms"] = group.sum(outputs["lorm_terms"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
@@ -219,7 +222,7 @@ class Trainer:
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
         run, state, schedule = self.run, self.state, self.schedule
-        state.synchronize(self.group)  # the checkpoint needs it, even if no validation is due
+        state.synchronize(self.group)  # ranks resume from a checkpoint between epochs with equal statistics
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
         if schedule.validates_epoch(state):
             scores, is_best = self.validate()
@@ -233,7 +236,7 @@ class Trainer:
         run.save(state, *checkpoints)
 
     def validate(self) -> tuple[str, bool]:
-        """Score the validation list, each image once and in its own pixels. Collective.
+        """Score each validation image once, at its original resolution. Collective.
 
         Return the scores as text, and whether they are the best so far. Raises Stopped if any rank got a signal.
         """
@@ -245,8 +248,8 @@ class Trainer:
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
         is_best = state.record_miou(result.scores["miou"])
-        # The report shows the predictions of best.pt. Other validations only add points to its curves. It is written
-        # with the next checkpoint, so that a run resumed from there has a report that fits.
+        # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
+        # checkpoint's save writes the report, so a run resumed from there has a report of the same step.
         predictions = gather_predictions(result, group) if is_best else {}
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
         return messages.score_text(result.scores, is_best, state), is_best

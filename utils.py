@@ -237,6 +237,9 @@ def get_state(
             "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
         )
     if resumed.samples > len(train_set) * cfg.repeat:
-        raise UserError(f"--resume {cfg.resume}: {resumed.samples} samples of the epoch are done, more than it has")
+        raise UserError(
+            f"--resume {cfg.resume}: the checkpoint is {resumed.samples} samples into its epoch, but the training list "
+            f"has {len(train_set) * cfg.repeat}: restore the list, or add --reset_data_offset"
+        )
     state.restore(resumed, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state

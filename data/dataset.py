@@ -73,7 +73,7 @@ class SegmentationDataset(Dataset):
 
 
 class TrainSet(SegmentationDataset):
-    """Augmented training samples: train_set[number of the pass, index]. They depend on (seed, these two) only.
+    """Augmented training samples: train_set[pass over the list, index]. They depend on (seed, these two) only.
 
     transform: the augmentation, called as transform(maps, rng).
     computed_maps: {"distance_s" or "distance_c": (source map, function)}. These maps have no files. Before the

@@ -69,8 +69,8 @@ def check_sample(
         labels = read_values(train)
         present = set().union(*labels)
     if paths := [path for path, is_smooth in smoothed.items() if is_smooth]:
-        problem = f"{len(paths)} of {len(smoothed)} labels have classes that lie between both sides of a border"
-        log.warning(f"{problem}, as bilinear resizing or JPEG leaves them: {paths[0]} ...: resize masks by nearest")
+        problem = f"{len(paths)} of {len(smoothed)} labels have interpolated class numbers at borders"
+        log.warning(f"{problem}, as from bilinear resizing or JPEG: {paths[0]} ...: resize masks by nearest neighbour")
     if present == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
     masks = [] if "pseudo" in train[0] else labels  # scribbles of class 0 alone also contain 0 and 255 only

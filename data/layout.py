@@ -60,7 +60,7 @@ class Split:
         for name, candidates in match_files(self):
             for kind, files in candidates.items():
                 if kind in shared and files and files[0].name == candidates["image"][0].name:
-                    raise UserError(f"{files[0]}: {ITSELF}: choose their folder with --train_path or --val_path")
+                    raise UserError(f"{files[0]}: {ITSELF}, or set their folder with --train_path or --val_path")
                 if not files:
                     raise UserError(_describe_missing(self, name, kind, candidates["image"]))
                 if len(files) > 1:

@@ -91,7 +91,10 @@ class Lifeline:
         self._send("done")
 
     def publish(self, status: int, text: str) -> None:
-        """Tell the others why this rank fails; wait up to LEAVE_SECONDS for their end. Call after stop_listening()."""
+        """Tell the others why this rank fails, and wait up to LEAVE_SECONDS until they exit.
+
+        Call this after stop_listening().
+        """
         self._send(f"failed {status} on rank {self.rank}: {' '.join(text.split())}")
         self._wait_for_others()
 

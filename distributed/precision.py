@@ -33,7 +33,7 @@ def resolve(amp: str, device: torch.device) -> str:
 def resolve_amp(amp: str, group: Group, kept: str = "") -> str:
     """Return "none", "bf16" or "fp16" for --amp, equal on all ranks. Collective.
 
-    kept: the precision of a resumed run, which auto keeps; "": auto is bf16 if every rank has it natively.
+    kept: the checkpoint's precision, which auto uses. If it is "", auto is bf16 if every rank has it natively.
     """
     values = group.gather(resolve(amp, group.device))
     native = "none" if "none" in values else values[0]

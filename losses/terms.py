@@ -57,7 +57,7 @@ class PixelTerm(Term):
     """A term that sums weight * value over pixels. One PixelPass computes all such terms, and their gradient."""
 
     def in_pass(self, batch: Batch) -> bool:
-        """Return whether the pass computes the term for this batch; if not, sum() does."""
+        """Return whether PixelPass computes the term for this batch; if not, sum() does."""
         return True
 
     def weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:

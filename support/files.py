@@ -122,7 +122,7 @@ def check_place(path: Path, flag: str, inputs: Iterable[Path] = (), *, is_folder
             inputs = [*inputs, place]
     for item in inputs:
         if Path(os.path.realpath(item)) in around:
-            raise UserError(f"{flag} {path}: would change what programs read ({item}): name another place")
+            raise UserError(f"{flag} {path}: lies in {item}, which programs read as input: name another place")
 
 
 def check_file(path: Path, flag: str, mark: str, inputs: Iterable[Path] = ()) -> None:
@@ -148,7 +148,7 @@ def check_writable(folder: Path, flag: str) -> None:
     Raises UserError, naming `flag`, if that fails, or if a new folder would have the name of a file.
     """
     if folder.suffix.lower() in NO_FOLDER and not folder.is_dir():
-        raise UserError(f"{flag} {folder}: the name of a file: name a folder, such as {folder.stem}")
+        raise UserError(f"{flag} {folder}: ends like a file, but the output is a folder: use {folder.stem}")
     probe = folder / f".{secrets.token_hex(8)}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ BROKEN = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeErro
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader of text: no value becomes a number, a date or a switch, so that 010 stays "010", and no "no".
+    """A loader that reads every value as text: 010 is "010", not 8, and no is "no", not False.
 
     Raises YAMLError beyond the bounds, and on a duplicate key, where SafeLoader keeps the last value. An alias counts
     as all values that it stands for: ten lines of aliases can stand for a billion.

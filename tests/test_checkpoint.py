@@ -199,7 +199,7 @@ def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, tmp_pat
     folder = demo_run(name="x").rename(tmp_path / "copy")
     (folder / "config.yaml").write_text("seed: 3  # mine")
     demo_run(name="new", resume=folder / "last.pt", epochs=2)
-    said = f"the run goes on in {folder}, not in {tmp_path / 'new'}: for a new folder add --reset_data_offset"
+    said = f"the run goes on in {folder}, not in {tmp_path / 'new'}: add --reset_data_offset to start a new run"
     assert said in capsys.readouterr().out
     assert (folder / "config.yaml.old").read_text() == "seed: 3  # mine"
     assert not (tmp_path / "new").exists()

@@ -35,7 +35,7 @@ def test_other_content_is_refused_before_work(tmp_path, source):
     with pytest.raises(UserError, match=r"mine\.txt: is a file"):
         convert("labelme", source, tmp_path / "out/images/mine.txt")
     for place, *words in ((source / "out",), (tmp_path / "out/images/x", "--images", str(tmp_path / "out"))):
-        with pytest.raises(UserError, match="would change what programs read"):
+        with pytest.raises(UserError, match="which programs read as input"):
             convert("labelme", source, place, *words)
     for folder, make in (("a", Path.mkdir), ("b", lambda path: path.symlink_to("no")), ("c", os.mkfifo)):
         (tmp_path / folder).mkdir()
@@ -124,7 +124,7 @@ def test_splits_share_a_folder(tmp_path, capsys):
     with pytest.raises(UserError, match="has results made with other settings"):
         convert("coco", val, tmp_path / "out", "--split", "train")
     val.write_text(val.read_text().replace('"cat"', '"bird"'))
-    with pytest.raises(UserError, match="is not the list of this export's classes"):
+    with pytest.raises(UserError, match="lists other classes than this export"):
         convert("coco", val, tmp_path / "out", "--split", "test")
 
 

@@ -80,7 +80,7 @@ def test_command_writes_what_training_would_compute(tmp_path, demo_root):
     assert [path.name for path in sorted((tmp_path / "out").glob("[!.]*"))] == [path.name for path in files]
     label = np.asarray(Image.open(files[0]))
     for out in (folder, folder / "out"):
-        with pytest.raises(UserError, match=r"--out .*labels.*: would change what programs read"):
+        with pytest.raises(UserError, match=r"--out .*labels.*, which programs read as input"):
             main(["--pseudo", str(folder), "--out", str(out)])
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").touch()

@@ -150,7 +150,8 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert log.count("weights are equal on all 2 ranks") == 2  # after every epoch
     product = "global batch 4 = 2 x 2 processes, 2 steps an epoch, 4 steps in all, lr 0.02"
     assert product in out0
-    factor = "lr 0.02 = --lr 0.01 x 2 (--lr_scaling linear); for a --lr that is multiplied already: --lr_scaling none"
+    factor = "lr 0.02 = --lr 0.01 x 2 (--lr_scaling linear); if --lr is already scaled for this batch, "
+    factor += "set --lr_scaling none"
     assert factor in out0.splitlines()
     assert read_metrics(tmp_path / "log" / "x", "train")[0]["lr"] == 0.02
 

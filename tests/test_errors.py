@@ -90,7 +90,7 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
         (lambda data: (data / "a").symlink_to("a"), "--pretrained a", "a: cannot be read (Too many levels of symbolic"),
         (write("c.yaml", 'list_path: "a\\0b"\n'), "--config c.yaml", "has a null character, which no path has"),
         (write("a", ""), "--name a --logdir .", "--logdir/--name a: is a file: name a folder"),
-        (nothing, "--logdir JPEGImages", "would change what programs read"),
+        (nothing, "--logdir JPEGImages", "which programs read as input"),
         (nothing, "--device cuda:97", "--device cuda:97"),
         (write("names.txt", "a\nb\n"), "--classes names.txt", "names.txt: 2 names, but --numclasses is 5"),
         (nothing, "--batchsize 9", "has 8 image(s) but one optimizer step takes 9"),

@@ -171,7 +171,7 @@ def test_exported_model_gets_images_of_its_long_side(long_side):
     assert (labels[:, :, :40] == 0).all()  # 5 pixels from the edge, which is 3 pixels wide at a third of the size
     assert (labels[:, :, 50:] == 200).all()
     assert (probs.sum(1) - 1).abs().max() < 1e-5
-    with pytest.raises(UserError, match="x with --long_side 60000: 90x60 pixels of an image would become 2400 million"):
+    with pytest.raises(UserError, match="x with --long_side 60000: an image of 90x60 pixels would become 2400 million"):
         Recorder(60000).labels(images)
 
 

@@ -128,7 +128,7 @@ def test_sizes_that_would_fill_memory_are_refused(model, options):
     for given in ({"long_side": 9381}, {"window": 8192}, {"scales": (16,)}):
         assert Predictor(model, **given).num_windows((61, 80)) == 1
     assert Predictor(model, window=465).num_windows((30000, 30000)) == 97**2  # its own size; ceil(29535 / 310) + 1 = 97
-    with pytest.raises(UserError, match=r"x\.pt, --long_side .* 80x61 pixels of an image would become .* million"):
+    with pytest.raises(UserError, match=r"x\.pt, --long_side .* an image of 80x61 pixels would become .* million"):
         Predictor(model, **options, source="x.pt, ").labels(torch.zeros(1, 61, 80, 3, dtype=torch.uint8))
 
 

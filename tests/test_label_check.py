@@ -157,6 +157,6 @@ def test_smoothed_masks_are_a_warning_that_names_one(tmp_path, warnings):
     edge = np.clip(np.arange(WIDTH) - 5, 0, 4).astype(np.uint8)[None].repeat(HEIGHT, axis=0)
     train, val = draw(tmp_path, [stripes(0, 4), edge]), draw(tmp_path, [stripes(0, 4)])
     assert warnings(train, val, 5) == [
-        "1 of 2 labels have classes that lie between both sides of a border, as bilinear resizing or JPEG leaves them: "
-        f"{train[1]['label']} ...: resize masks by nearest"
+        "1 of 2 labels have interpolated class numbers at borders, as from bilinear resizing or JPEG: "
+        f"{train[1]['label']} ...: resize masks by nearest neighbour"
     ]

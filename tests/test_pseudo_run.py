@@ -155,7 +155,7 @@ def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path):
     [
         (["--output", ""], "--output is not set"),
         (["--output", "DATA", "--overwrite"], "which pseudo.py did not write: name another folder"),
-        (["--output", "DATA/SegmentationClassAug"], "would change what programs read"),
+        (["--output", "DATA/SegmentationClassAug"], "which programs read as input"),
         (["--dataset_path", ""], "--dataset_path is not set"),
         (["--checkpoint", ""], "--checkpoint is not set"),
         (["--train_path", "nowhere"], "nowhere: no such folder"),

@@ -84,7 +84,7 @@ def test_the_same_command_keeps_what_is_there_and_another_is_refused(masks, tmp_
     with pytest.raises(UserError, match=r"out: has results made with other settings \(length\)"):
         simulate(masks, tmp_path / "out", "--length", "0.5")
     assert contents(tmp_path / "out") == whole
-    with pytest.raises(UserError, match="would change what programs read"):
+    with pytest.raises(UserError, match="which programs read as input"):
         simulate(masks, masks / "out")
 
 

@@ -93,7 +93,9 @@ def find_run(cfg: Config, group: Group) -> ResumedRun:
     place, chosen = None if cfg.reset_data_offset else place, Path(cfg.logdir, cfg.name)
     names_a_place = cfg.resume != "auto" and not cfg.typed.isdisjoint(("logdir", "name"))
     if place and names_a_place and place.resolve() != chosen.resolve():
-        log.info(f"the run goes on in {place}, not in {chosen}: for a new folder add --reset_data_offset")
+        log.info(
+            f"the run goes on in {place}, not in {chosen}: add --reset_data_offset to start a new run there from step 1"
+        )
     resumed = run.checkpoint
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)
@@ -118,7 +120,8 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
         except UserError as error:
             if kept is None and (flag != "classes" or not resumed or resumed.texts or resumed.config[flag] != chosen):
                 raise
-            log.warning(f"{error}; using {'numbers' if kept is None else 'its text in the checkpoint'}")
+            instead = "classes are named by their numbers" if kept is None else "using its text in the checkpoint"
+            log.warning(f"{error}; {instead}")
             cfg = cfg if kept is not None else dataclasses.replace(cfg, classes="")
         if kept != texts.setdefault(flag, kept or "") and kept is not None:
             log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")

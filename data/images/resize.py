@@ -28,8 +28,8 @@ def check_pixels(pixels: int, size: tuple[int, int], flags: str) -> None:
     """
     if pixels > (most := max(MAX_PIXELS, MAX_GROWTH * size[0] * size[1])):
         raise UserError(
-            f"{flags}: {size[1]}x{size[0]} pixels of an image would become {pixels / 1e6:.0f} million, more than "
-            f"{most / 1e6:.0f}: choose a smaller size"
+            f"{flags}: an image of {size[1]}x{size[0]} pixels would become {pixels / 1e6:.0f} million pixels (limit "
+            f"{most / 1e6:.0f} million): choose a smaller size"
         )
 
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     classes, text = args.out / "classes.txt", numbering.text()
     if os.path.lexists(classes) and not (classes.is_file() and read_bytes(classes, MAX_BYTES) == text.encode()):
         raise UserError(
-            f"{classes}: exists, but is not the list of this export's classes: name a new folder or, to add a --split, "
+            f"{classes}: lists other classes than this export: choose a new output folder, or convert this split with "
             f"--classes {classes}"
         )
     if comments := [name for name in numbering.names if name.split(" ")[0] == "#"]:

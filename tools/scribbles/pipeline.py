@@ -134,7 +134,7 @@ def run_steps(args, flags: list[str]) -> None:
 def refuse(words: Iterable[str], names: Collection[str], program: str, start: str = "") -> None:
     """Raise UserError if one of the words is a flag in `names`, which the chain sets. start: begins the message."""
     if word := next((word for word in words if word[:2] == "--" and word.partition("=")[0][2:] in names), None):
-        raise UserError(f"{start}{word}: the chain sets this flag of {program} itself: drop it")
+        raise UserError(f"{start}{word}: the pipeline sets this flag of {program} itself: drop it")
 
 
 def check_strokes(folder: Path, labels: list[Path]) -> None:

@@ -106,11 +106,11 @@ def log_schedule(schedule: Schedule) -> None:
         logging.WARNING if is_short else logging.INFO,
         f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
         f"{schedule.total_steps} steps in all, lr {schedule.peak_lr:g}"
-        + (f"; too few to train well: without {' and '.join(set_by_user)}, the recipe takes more" * is_short),
+        + (f"; too few to train well: drop {' and '.join(set_by_user)}, and the recipe chooses more" * is_short),
     )
     if schedule.lr_scale != 1:
         product = f"--lr {cfg.lr:g} x {schedule.lr_scale:g} (--lr_scaling {cfg.lr_scaling})"
-        remedy = "" if schedule.is_resumed else "; for a --lr that is multiplied already: --lr_scaling none"
+        remedy = "" if schedule.is_resumed else "; if --lr is already scaled for this batch, set --lr_scaling none"
         log.info(f"lr {schedule.peak_lr:g} = {product}{remedy}")
     if sampler.global_batch != schedule.origin["global_batch"]:
         began = f"the run began with a global batch of {schedule.origin['global_batch']}"

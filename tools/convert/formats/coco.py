@@ -98,7 +98,8 @@ def _categories(content: object, path: Path) -> dict[Id, str]:
 def _split_folder(root: Path, path: Path) -> str:
     """Return the folder, below the root, of an annotation file: the names of its images begin with it.
 
-    Only splits count in the path to a folder "annotations". "valid" and "Training" become "val" and "train".
+    In a path to "annotations", only the parts that name a split are kept. "valid" and "Training" become "val" and
+    "train".
     """
     parts = [SPLITS.get(part.lower(), part) for part in path.parent.relative_to(root).parts]
     if "annotations" in parts:
