@@ -22,7 +22,7 @@ from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
 ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs", "strokes-dense"}
-ELSEWHERE |= {"nothing-labelled", "one-class"}
+ELSEWHERE |= {"nothing-labelled", "one-class", "label-other-ending"}
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +321,36 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
     for text, is_used in (("a\nb\n", False), ("a #c80000\nb #00c800\n", True)):  # names alone do not say what is red
         (tmp_path / "data/classes.txt").write_text(text)
         assert (f"--classes {tmp_path / 'data/classes.txt'}" in report(*words).splitlines()[-1]) == is_used
+
+
+@pytest.mark.parametrize(("ending", "other"), [("_mask", "_mask_1"), ("_organ", "_tumour"), (".m", "-2.m2")])
+def test_labels_of_other_endings_are_named_if_only_some_images_have_them(tmp_path, ending, other):
+    drawn = Drawn(tmp_path)
+    for name in ("train/a (1)", "train/a (10)", "train/a (1)_2", "val/b", "val/c"):
+        drawn.put("image", f"{name}.jpg", np.full((48, 64, 3), 9 * len(name) + ord(name[-1]), np.uint8))
+        for end in (ending, "_colour"):
+            drawn.put("mask", f"{name}{end}.png", label(0, 1))
+    expected = [drawn.put("mask", f"{name}{other}.png", label(0, 2)) for name in ("train/a (1)_2", "val/c")]
+    files = {"label-other-ending": [path.relative_to(tmp_path).as_posix() for path in expected]}
+    assert found(tmp_path, paths=Paths(label_suffix=ending)) == files
+    for path in tmp_path.rglob("*_colour.png"):  # a second label of each image is of another kind
+        path.unlink()
+    assert found(tmp_path) == files
+
+
+def test_colours_under_alpha_0_are_black_as_in_the_converter(tmp_path, capsys):
+    rgba = np.dstack([np.full((48, 64, 3), (200, 30, 30)), label(0, 255)]).astype(np.uint8)
+    for name, mask in {"train/a": rgba, "train/b": rgba[..., :3], "val/c": rgba}.items():
+        Drawn(tmp_path / "in").pair(name, mask=mask)
+    said = report(tmp_path / "in", capsys, 2)
+    assert "  2 mask(s) have painted colours under alpha 0: read as unlabelled" in said
+    assert "train/a.png: 2 colour(s): #000000" in said  # half of the columns each
+    assert convert([*shlex.split(said.splitlines()[-1])[5:], "--workers", "0"]) == 0
+    assert "\n2 mask(s) have painted colours under alpha 0" in capsys.readouterr().out
+    for path in (tmp_path / "in/masks").rglob("*.png"):
+        Image.fromarray(rgba * np.array([1, 1, 1, 0], np.uint8)).save(path)
+    with pytest.raises(UserError, match=r"a\.png: painted colours under alpha 0"):
+        convert(["colours", str(tmp_path / "in"), str(tmp_path / "out")])
 
 
 def test_masks_in_colours_get_no_table_of_classes(tmp_path, capsys):

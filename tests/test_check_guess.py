@@ -95,6 +95,20 @@ def test_ends_of_names():
     assert guess_endings(images, [*images, *labels], Path("masks")) == ("", "")  # equal names need no ends
     assert guess_endings(images, labels[:4:2], Path("masks")) == ("", "")  # 2 of 20 are no rule
     assert guess_endings([], labels, Path("masks")) == ("", "")
+    # Two words, as in GOOSE
+    images, labels = ([f"x/{number}_{kind}" for number in range(9)] for kind in ("windshield_vis", "labelids"))
+    assert guess_endings(images, labels, Path("masks")) == ("_windshield_vis", "_labelids")
+    with pytest.raises(UserError, match="choose one with --image_suffix _windshield_vis and --label_suffix"):
+        guess_endings(images, [*labels, *(f"x/{number}_color" for number in range(9))], Path("masks"))
+
+
+@pytest.mark.parametrize("number", [9, 10, 12])
+def test_images_with_a_label_of_their_name_are_not_dropped(number):
+    left = [f"{at}_left" for at in range(10)]
+    assert guess_endings([*left, *(f"{at}_right" for at in range(number))], left, Path("masks")) == ("", "")
+    # The ending _right is not that of all images.
+    masks = [f"{at}_mask" for at in range(number)]
+    assert guess_endings(["a", *(f"{at}_right" for at in range(number))], ["a", *masks], Path("masks")) == ("", "")
 
 
 COLOURS = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)

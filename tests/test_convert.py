@@ -147,7 +147,9 @@ def test_coco_unites_polygons_and_reads_crowds(tmp_path, capsys):
     ]
     source.write_text(json.dumps(content))
     convert("coco", source, tmp_path / "two")
-    assert "1 object(s) have no outline and a box of no area" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 object(s) have no outline and a box of no area" in said
+    assert "1 of 11 objects are marked as crowds: ignored (255)" in said
     expected = np.zeros((47, 61), np.uint8)
     expected[:4, :4] = 255  # below the object, although it comes later in the file
     expected[2:12, 2:12] = expected[6:20, 6:20] = 2
@@ -272,6 +274,20 @@ def test_colours_that_smoothing_left_are_no_classes(tmp_path, capsys):
     put(tmp_path / "true", "a", Image.fromarray(true))
     assert convert("colours", tmp_path / "true", tmp_path / "two") == 0
     assert len(read_classes(str(tmp_path / "two/classes.txt"), None).names) == 6
+
+
+def test_a_colour_that_is_almost_another_is_named(tmp_path, capsys):
+    """#fe0000 in 1 mask, #ff0000 in 4 of 5; #0000fe is beside #0000ff, and #00fc00 is 3 from #00ff00."""
+    for at, red in enumerate((254, 255, 255, 255, 255)):
+        others = [(0, 0, 254), (0, 252, 0)] if at == 4 else []
+        pixels = np.array([[(red, 0, 0), (0, 0, 255), *(others or [(0, 255, 0)] * 2)]], np.uint8)
+        put(tmp_path / "in", f"{at}", Image.fromarray(pixels))
+    assert convert("colours", tmp_path / "in", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "#fe0000 (1 mask(s)) is almost #ff0000: if they are one class" in said
+    assert said.count("is almost") == 1
+    assert convert("colours", tmp_path / "in", tmp_path / "two", "--classes", str(tmp_path / "out/classes.txt")) == 0
+    assert "is almost" not in capsys.readouterr().out
 
 
 def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):

@@ -40,7 +40,7 @@ def test_other_content_is_refused_before_work(tmp_path, source):
     for folder, make in (("a", Path.mkdir), ("b", lambda path: path.symlink_to("no")), ("c", os.mkfifo)):
         (tmp_path / folder).mkdir()
         make(tmp_path / folder / "classes.txt")
-        with pytest.raises(UserError, match=r"classes\.txt: exists, but is not the list"):
+        with pytest.raises(UserError, match=r"classes\.txt: lists other classes"):
             convert("labelme", source, tmp_path / folder)
     (tmp_path / "d").mkdir()
     (tmp_path / "d/.made_from.json").write_text("[1]")  # not ours, but no result is there

@@ -61,6 +61,10 @@ WARNINGS = {
         "a label has no image, so training does not use it",
         "add the image as .jpg, .png, .bmp, .tif or .webp, or remove the label",
     ),
+    "label-other-ending": (
+        "an image has another label file, whose name ends otherwise, so training does not use it",
+        "merge the labels of an image into one file, or choose others with --label_suffix",
+    ),
     "strokes-dense": (
         "strokes label more than half of the pixels",
         "pixels without a stroke must be 255; dense masks belong in SegmentationClass, for --dataset Dense",

@@ -126,23 +126,25 @@ def guess_endings(images: Collection[str], labels: Collection[str], folder: Path
         return "", ""
     names = names[:: math.ceil(len(names) / NUM_NAMES)]
     wanted = MOST * len(names) / (1 + in_one_folder)  # in one folder, half of the names are labels
-    ordered = sorted(labels)
-    for ending in _own_endings(names):
+    # The label of an image of the same name, such as the left one of a stereo pair, belongs to no other image.
+    ordered = sorted(labels if in_one_folder else set(labels) - set(images))
+    for ending in _own_endings(sorted(images)):
         counts = Counter(rest for name in names for rest in _rests(name.removesuffix(ending), ordered))
         endings = sorted(rest for rest, count in counts.items() if count >= wanted and rest != ending)
         if len(endings) > 1:
-            shown = " and ".join(endings[:4])
-            raise UserError(f"{folder}: labels of the images end in {shown}: choose one with --label_suffix")
+            shown, flag = " and ".join(endings[:4]), f"--image_suffix {ending} and " if ending else ""
+            raise UserError(f"{folder}: labels of the images end in {shown}: choose one with {flag}--label_suffix")
         if endings:
             return ending, endings[0]
     return "", ""
 
 
 def _own_endings(names: list[str]) -> list[str]:
-    """Return "" and, if all names end in the same word, that word with its separator, such as "_sat"."""
-    word = r"[_.-][^_.-]*[A-Za-z][^_.-]*$|_0000$"  # the latter: nnU-Net's first channel
-    words = {match[0] if (match := re.search(word, name)) else "" for name in names}
-    return ["", *words] if len(words) == 1 and "" not in words else [""]
+    """Return "" and the words that all names end in, the last one first, such as "_vis" and "_windshield_vis"."""
+    words = r"(?:[_.-][^/_.-]*[A-Za-z][^/_.-]*)+$|_0000$"  # the latter: nnU-Net's first channel
+    run = match[0] if (match := re.search(words, names[0])) else ""
+    endings = [run[at:] for at in reversed(range(len(run))) if run[at] in "_.-"]
+    return ["", *(ending for ending in endings if all(name.endswith(ending) for name in names))]
 
 
 def _rests(name: str, ordered: list[str]) -> Iterator[str]:

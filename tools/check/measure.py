@@ -15,6 +15,7 @@ from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
 from tools.check.survey import Sample
+from tools.convert.painting import opaque
 
 NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
 
@@ -49,6 +50,7 @@ class LabelFacts(FileFacts):
     values: {value: pixels}; empty if the file is lossy or has several frames or channels.
     unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
+    is_hidden: whether it has colours under alpha 0, which count as black, as tools.convert reads them.
     palette: {value: "#rrggbb"} for the class numbers in a palette file that no label map translates.
     """
 
@@ -58,6 +60,7 @@ class LabelFacts(FileFacts):
     values: dict[int, int] = field(default_factory=dict)
     unlisted: dict[int, int] = field(default_factory=dict)
     colours: dict[str, int] = field(default_factory=dict)
+    is_hidden: bool = False
     palette: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -119,7 +122,8 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
             used = {value: bytes(palette[3 * value : 3 * value + 3]).hex() for value in facts.classes}
             facts.palette = {value: f"#{colour}" for value, colour in used.items() if colour}
     elif pixels.ndim == 3 and pixels.shape[2] >= 3:
-        colours: list = Image.fromarray(pixels[..., :3]).getcolors(pixels.size) or []
+        rgb, facts.is_hidden = opaque(pixels if facts.mode == "RGBA" else pixels[..., :3])
+        colours: list = Image.fromarray(rgb).getcolors(pixels.size) or []
         most_frequent = sorted(colours, key=lambda item: (-item[0], item[1]))[:NUM_COLOURS]
         facts.colours = {f"#{bytes(colour).hex()}": count for count, colour in most_frequent}
     return facts

@@ -9,6 +9,7 @@ from support.labels import IGNORE
 from tools.check.findings import Findings
 from tools.check.measure import SampleFacts
 from tools.check.survey import required_labels
+from tools.convert.painting import HIDDEN
 
 LAYOUTS = {"Folder": "plain folders", "Dense": "PASCAL VOC's layout"}
 NUM_SIZES = 4
@@ -71,6 +72,8 @@ class Summary:
         labels = [(item.image.turn, label.turn) for item in facts for label in item.labels.values()]
         if turned := sum(image != 1 and label == 1 for image, label in labels):
             self.notes.append(f"EXIF rotates {turned} image(s) but not their labels, which must fit the rotated images")
+        if hidden := sum(label.is_hidden for item in facts for label in item.labels.values()):
+            self.notes.append(f"{hidden} mask(s) have {HIDDEN}")
         masks = [set(item.labels["mask"].values) for item in facts if "mask" in item.labels]
         if any(mask - {0, IGNORE} for mask in masks) and (few := masks.count({0, IGNORE})):
             self.notes.append(f"{few} of {len(masks)} masks hold only 0 and 255 (ignored): is 255 an object there?")

@@ -1,6 +1,7 @@
 """Find the splits of a data set and the files of each image, without opening an image."""
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -106,6 +107,9 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
         present = layout.select(list_folder(split.folders[kind], layout.ANY_SUFFIXES), split.endings[kind])
         for key in sorted(present.keys() - images):
             findings.add("label-without-image", present[key][0])
+    for kind in required:
+        for file, ending in _other_labels(split, kind, images):
+            findings.add("label-other-ending", file, f"ends in {ending}, not in {split.endings[kind]}")
     samples, shared, lacking = [], layout.in_images(split), set()
     for key, files in dict(matches).items():
         if not files["image"]:
@@ -126,6 +130,22 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
         for path, note in left_out(folder, ".png").items():
             findings.add("left-out", Path(path), note)
     return samples
+
+
+def _other_labels(split: Split, kind: str, images: set[str]) -> list[tuple[Path, str]]:
+    """Return (file, ending) of labels that only some of a split's images have, beside those with --label_suffix.
+
+    An ending that all of them have is that of another kind of label, such as Cityscapes' colours.
+    """
+    chosen = split.endings[kind]
+    if not chosen or kind in layout.in_images(split):  # there, the rules for images name them
+        return []
+    found: dict[str, list[Path]] = {}
+    for name, paths in list_folder(split.folders[kind], layout.ANY_SUFFIXES).items():
+        starts = () if name.endswith(chosen) else reversed([*re.finditer(r"[\W_]", name)])
+        if image := next((name[: start.start()] for start in starts if name[: start.start()] in images), ""):
+            found.setdefault(name.removeprefix(image), []).append(paths[0])
+    return [(path, end) for end, paths in found.items() if len(paths) < len(images) for path in paths]
 
 
 def merge_samples(samples: list[Sample], findings: Findings) -> list[Sample]:

@@ -23,6 +23,7 @@ from tools.convert.formats import KINDS
 from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.formats.labelstudio import BRUSH
 from tools.convert.output import Job, convert
+from tools.convert.painting import HIDDEN
 from tools.convert.reading import MAX_BYTES, output_name
 from tools.convert.source import Converted, Entry, Numbering, Source, number_classes, read_known
 
@@ -171,6 +172,8 @@ def _report(args: argparse.Namespace, source: Source, results: list[Converted], 
     _print_faults(faults)
     done = sum(result.is_written for result in results)
     say(*source.notes, *_unlabelled_note(args, source, results, numbering))
+    if hidden := sum(result.is_hidden for result in results):
+        say(f"{hidden} mask(s) have {HIDDEN}")
     if thin:
         loss = f"such shapes lose pixels at their borders ({shell.document('docs/converting.md')}, Edges)"
         say(f"{len(thin)} polygon(s) are less than 2 pixels wide, such as {thin[0]}: {loss}")

@@ -105,11 +105,13 @@ class Source:
 class Converted:
     """What became of an entry. is_written: whether its image and mask are there.
 
+    is_hidden: whether the mask has colours under alpha 0.
     num_pixels, num_unlabelled: pixels of the image, and those in no shape. unlisted: {class without a number: shapes}.
     empty, thin, blank: places of shapes without a pixel, of thin polygons, and of an image without a shape.
     """
 
     is_written: bool = False
+    is_hidden: bool = False
     num_pixels: int = 0
     num_unlabelled: int = 0
     faults: list[str] = field(default_factory=list)

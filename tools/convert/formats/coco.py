@@ -123,9 +123,10 @@ def _read_shapes(
         raise InputError(f"{path}: panoptic COCO, whose masks are PNG files: export or download the instances")
     num_crowds = sum(isinstance(item, dict) and item.get("iscrowd") in (1, "1") for item in annotations)
     has_crowds = num_crowds <= MAX_CROWDS * len(annotations)
-    if not has_crowds:
+    if num_crowds:
         marked = f"{num_crowds} of {len(annotations)} objects are marked as crowds"
         why = "drawn as objects, because CVAT and supervision mark every mask as a crowd"
+        why = "ignored (255); to draw one as an object, set its iscrowd to 0" if has_crowds else why
         source.notes.append(f"{path}: {marked}: {why}")
     num_empty, is_lost = 0, False
     for position, annotation in enumerate(annotations):

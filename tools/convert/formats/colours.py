@@ -20,6 +20,7 @@ from support.errors import InputError, UserError
 from support.files import read_bytes
 from support.progress import progress_bar
 from support.terminal import say
+from tools.convert.painting import HIDDEN, opaque, twins
 from tools.convert.polygons import Patch
 from tools.convert.reading import read_splits
 from tools.convert.source import Converted, Entry, Options, Source
@@ -47,11 +48,16 @@ def read(source: Source) -> None:
         source.names, source.unlabelled = source.options.known.names, False
         return
     counts: Counter[int] = Counter()
+    palettes: list[set[int]] = []
     for pixels in _readable(source.entries, "finding colours"):
-        counts.update(dict(zip(*map(np.ndarray.tolist, np.unique(pixels, return_counts=True)), strict=True)))
+        present = dict(zip(*map(np.ndarray.tolist, np.unique(pixels, return_counts=True)), strict=True))
+        counts.update(present)
+        palettes += [set(present)] if len(present) <= MOST else []
     if source.entries and not counts:
         _packed(source.entries[0].record)  # raises: no mask can be read, and draw() comes too late to say why
     colours = sorted(counts)
+    if colours == [BLACK] and _packed(source.entries[0].record)[1]:
+        raise UserError(f"{source.entries[0].record}: {HIDDEN}")
     if len(colours) > MOST:
         raise UserError(
             f"{source.path}: the masks have {len(colours)} colours, as smoothing or JPEG leave them: name those of the "
@@ -65,6 +71,7 @@ def read(source: Source) -> None:
     source.ignored = list(map(_name, mixed))
     source.unlabelled = BLACK in colours
     classes = [colour for colour in colours if colour not in (BLACK, *mixed)]
+    source.notes += twins([colour for colour in colours if colour not in mixed], palettes)
     source.colours = {_name(colour): tuple(colour.to_bytes(3, "big")) for colour in classes}
     source.names = list(source.colours)
 
@@ -73,7 +80,7 @@ def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
     """Yield the masks that can be read, as _packed() returns them. draw() names the others."""
     for entry in progress_bar(entries, total=len(entries), title=doing, unit="mask"):
         with contextlib.suppress(InputError):
-            yield _packed(entry.record)
+            yield _packed(entry.record)[0]
 
 
 def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
@@ -105,9 +112,11 @@ def _channels(packed: np.ndarray) -> np.ndarray:
     return np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1).astype(np.uint8)
 
 
-def draw(entry: Entry, size: tuple[int, int], options: Options, _: Converted) -> Iterator[tuple[str | None, Patch]]:
+def draw(
+    entry: Entry, size: tuple[int, int], options: Options, converted: Converted
+) -> Iterator[tuple[str | None, Patch]]:
     """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, and elsewhere if no class has it."""
-    pixels = _packed(entry.record)
+    pixels, converted.is_hidden = _packed(entry.record)
     height, width = pixels.shape
     if (height, width) != size:
         raise InputError(f"{entry.record}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
@@ -214,10 +223,10 @@ def _pack(colour: Sequence[int]) -> int:
     return int.from_bytes(bytes(colour), "big")
 
 
-def _packed(path: Path) -> np.ndarray:
-    """Return the colours of a mask, (H, W) int32: 65536 * red + 256 * green + blue. Transparent pixels are black.
+def _packed(path: Path) -> tuple[np.ndarray, bool]:
+    """Return the colours of a mask, (H, W) int32: 65536 * red + 256 * green + blue, and whether alpha 0 hides a colour.
 
-    Raises InputError if the file is damaged.
+    Transparent pixels are black. Raises InputError if the file is damaged.
     """
 
     def convert(image: Image.Image) -> Image.Image:
@@ -227,8 +236,8 @@ def _packed(path: Path) -> np.ndarray:
         pixels = decode(path, convert, lossless=True)
     except UserError as error:
         raise InputError(str(error)) from None
-    packed = pixels[:, :, :3].astype(np.int32) @ np.array([65536, 256, 1], np.int32)
-    return packed if pixels.shape[2] == 3 else np.where(pixels[:, :, 3] > 0, packed, BLACK)
+    rgb, is_hidden = opaque(pixels)
+    return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32), is_hidden
 
 
 def _name(colour: int) -> str:
