@@ -14,8 +14,8 @@ from test_layout import put
 
 from data.layout import find_split
 from support.errors import UserError
+from tools.check import commands
 from tools.check.__main__ import check, main
-from tools.check.commands import _recipe
 from tools.check.findings import ERRORS, WARNINGS
 from tools.check.survey import Paths
 from tools.convert.__main__ import main as convert
@@ -109,7 +109,7 @@ def test_plain_folders_with_lists(tmp_path):
     assert found(tmp_path, dataset="Folder", splits=["val"]) == {}
 
 
-def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, capsys):
+def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, capsys, monkeypatch):
     drawn = Drawn(tmp_path)
     for name in "abv":
         drawn.pair(name)
@@ -120,7 +120,12 @@ def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, ca
     assert max(map(len, out.splitlines())) < 520
     (tmp_path / "train.txt").write_text("a\nb\na\n")
     names, _ = find_split(tmp_path, "Folder", "train", {"label": ""}).pairs
-    assert _recipe(check(tmp_path)[0]).facts.num_images == len(names) == 3
+    counts, choose_flags = [], commands.choose_flags
+    monkeypatch.setattr(
+        commands, "choose_flags", lambda *args, **kw: counts.append(args[3]) or choose_flags(*args, **kw)
+    )
+    commands.training_lines(check(tmp_path)[0])
+    assert counts == [len(names)] == [3]
 
 
 def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsys):
