@@ -77,7 +77,7 @@ def make_trainer(cfg: Config, group: Group) -> train.Trainer:
     run = SimpleNamespace(metrics=Metrics(group), writer=SimpleNamespace(check=lambda: None))
     run.metrics._bar = mock.MagicMock()
     sampler = SimpleNamespace(global_batch=cfg.batchsize * cfg.accum_steps * group.world_size)
-    schedule = SimpleNamespace(lr=lambda state: cfg.lr, position=lambda state: 1.0, total_steps=1, sampler=sampler)
+    schedule = SimpleNamespace(lr=lambda state: cfg.lr, steps_done=lambda state: 1.0, total_steps=1, sampler=sampler)
     state.steps_since_start = 1  # a process's first step compares the ranks
     state.model.train()
     parts: list = [cfg, group, run, state, criterion, schedule]

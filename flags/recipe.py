@@ -16,6 +16,7 @@ RECIPE_FLAGS = frozenset({
 })  # fmt: skip
 # With one of them an epoch is a pass over the list.
 COUNT_EPOCHS = {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}
+MAX_REPEAT = 10**6  # as the flag --repeat allows
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
 ENOUGH_STEPS = 2 * FEW_STEPS  # however large the global batch is
 NUM_VALIDATIONS = 20  # at most, of the shortest run that the recipe chooses
@@ -115,7 +116,7 @@ def choose_flags(
     elif not COUNT_EPOCHS & given:
         epoch = max(batch, batch * flags["max_steps"] / 10)
     if epoch > num_images:
-        repeat = math.ceil(epoch / num_images)
+        repeat = min(math.ceil(epoch / num_images), MAX_REPEAT)
         choose("repeat", repeat, f"{repeat * num_images // batch} steps from one validation to the next")
 
     # The optimizer. An --lr or --momentum that is set was probably found with SGD.

@@ -164,10 +164,15 @@ class OptimFlags:
         16,
         "images per process and forward pass (of all processes: --total_batchsize) [recipe]",
         ge=1,
+        le=65536,
         renamed={"batch_size": "images per process here; for all processes use --total_batchsize"},
     )
     total_batchsize: int = flag(
-        0, "global batch, divided over processes; a new run keeps --lr; 0: --batchsize", ge=0, replaces="batchsize"
+        0,
+        "global batch, divided over processes; a new run keeps --lr; 0: --batchsize",
+        ge=0,
+        le=2**24,
+        replaces="batchsize",
     )
     accum_steps: int = flag(
         1,

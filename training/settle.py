@@ -75,6 +75,9 @@ def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
     """
     label_map = get_label_map(cfg)
     sets = {name: SegmentationDataset(split, cfg.numclasses, label_map=label_map) for name, split in files.items()}
+    if shared := sorted(set(files["train"].names) & set(files["val"].names)):
+        problem = f"{len(shared)} validation image(s) are in the training list, too, such as {shared[0]}"
+        log.warning(f"{problem}: their scores say nothing about new images")
     checks.check_setup(group, {"training list": sets["train"], "validation list": sets["val"]})
     command = messages.data_check_command(cfg)
     check_sample(files["train"].files, files["val"].files, cfg.numclasses, command, group.share_work, label_map)

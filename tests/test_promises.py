@@ -1,0 +1,218 @@
+"""Promises of one line each, which a small change could break without another test failing."""
+
+import itertools
+import os
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from conftest import finish, flags, read_metrics, run_train
+from test_checkpoint import content, put
+from test_faults import one_line_each, two_processes
+from test_inference import Tiny, images
+from test_patience import STILL, steps
+from test_recipe import PHOTOS, recipe
+from test_resume_lr import at, learning_rate
+
+import train
+import utils
+from data.transforms import TrainTransform
+from distributed.group import Group
+from flags import parse_flags
+from inference.predictor import Predictor
+from inference.pseudo.random_walk import best_class
+from models.foreground import foreground_mask
+from support.errors import UserError
+from tools.split import split
+from training import checkpoint, checkpoint_content
+from training.record import folder as run_folder
+from training.schedule import lr_factor
+from training.state import TrainState
+
+ALONE = Group(torch.device("cpu"))
+
+
+def test_warm_up_is_rounded_and_never_above_the_peak():
+    rate = learning_rate(images=6, lr=0.6, epochs=20, warmup_epochs=0.5)  # 1.5 steps, rounded to 2
+    assert [at(rate, step) for step in (0, 1)] == pytest.approx([0.3, 0.6])
+    assert lr_factor(2, 10, 2.5) == 1.0
+
+
+def test_when_a_run_validates(demo_run):
+    # 4 steps an epoch: the first epoch has no validation.
+    assert steps(demo_run(**STILL | {"epochs": 3, "patience": 0, "val_start_epoch": 1, "name": "late"}), "val") == [
+        8,
+        12,
+    ]
+    # Step 3, the epoch's end, and step 6, after which --patience 2 ends the run in mid-epoch.
+    assert steps(demo_run(**STILL | {"val_step_frequency": 3, "name": "patient"}), "val") == [3, 4, 6]
+
+
+def test_the_total_follows_the_ramp_of_the_crf_loss(demo_run):
+    folder = demo_run(dataset="ScribbleOnly", model_type="res50_ASPP", l_crf=0.2)
+    for number, line in enumerate(read_metrics(folder, "train")):
+        ramp = min(1, number / 4 / 0.5)  # half of 4 steps
+        assert line["loss"] == pytest.approx(line["losses"]["seg"] + 0.2 * ramp * line["losses"]["crf"], rel=1e-5)
+
+
+def test_a_checkpoint_is_synced_to_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")))
+    put(tmp_path / "last.pt", 1)
+    assert len(synced) == 1
+    assert synced[0].endswith(".part.pt")
+
+
+def test_among_equal_steps_last_pt_is_resumed(tmp_path):
+    for name in ("step_00000003.pt", "last.pt", "best.pt"):
+        put(tmp_path / name, 3)
+    assert checkpoint.read_newest(tmp_path)[0].name == "last.pt"
+
+
+def test_a_bit_outside_the_checksums_and_another_step_are_damage(tmp_path):
+    put(tmp_path / "last.pt", 3)
+    data = bytearray((tmp_path / "last.pt").read_bytes())
+    data[data.rindex(b"PK\1\2") + 38] ^= 0x10  # external attributes of the last record: a folder
+    (tmp_path / "a.pt").write_bytes(data)
+    torch.save(vars(content(3)), tmp_path / "b.pt")
+    with zipfile.ZipFile(tmp_path / "b.pt", "a") as archive:
+        archive.comment = checkpoint.COMMENT.format(step=4).encode()
+    for name, said in (("a.pt", "damaged"), ("b.pt", "damaged: its end")):
+        with pytest.raises(UserError, match=said):
+            checkpoint.read_run(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["amp", "stride_in_1x1", "seed", "repeat"])
+def test_a_checkpoint_has_the_flags_that_resuming_needs(name):
+    saved = vars(content(3))
+    del saved["config"][name]
+    with pytest.raises(UserError, match=name):
+        checkpoint_content.check_run(saved)
+
+
+def test_the_optimizer_has_no_state_of_an_unknown_parameter():
+    saved = vars(content(3))
+    saved["optimizer"]["state"][7] = {"momentum_buffer": torch.zeros(1)}
+    with pytest.raises(UserError, match="not numbered"):
+        checkpoint_content.check_run(saved)
+
+
+def test_the_trainer_has_the_flags_of_the_plan(demo_root, tmp_path, monkeypatch):
+    plans, trainers, settle, fit = [], [], train.settle, train.Trainer.fit
+    monkeypatch.setattr(train, "settle", lambda *args: plans.append(settle(*args)) or plans[-1])
+    monkeypatch.setattr(train.Trainer, "fit", lambda self: trainers.append(self) or fit(self))
+    run_train(dataset_path=demo_root, logdir=tmp_path)
+    assert trainers[0].cfg is plans[0].cfg
+
+
+def test_flags_are_checked_again_after_the_recipe(demo_root, tmp_path):
+    """The recipe takes AdamW for timm's networks, but SGD if --lr is set: then --betas have no effect."""
+    pytest.importorskip("timm")
+    words = {"backbone": "timm:test_vit", "model_type": "deeplabv2", "layers": None}
+    with pytest.raises(UserError, match="--betas has no effect"):
+        train.main([*flags(dataset_path=demo_root, logdir=tmp_path, **words), "--betas", "0.8", "0.9"])
+
+
+@pytest.mark.parametrize("flag", ["seed", "repeat"])
+def test_in_mid_epoch_seed_and_repeat_stay(demo_run, flag):
+    folder = demo_run(name="x", save_step_frequency=3)
+    with pytest.raises(UserError, match=f"the --{flag} has changed in the middle"):
+        demo_run(name="x", resume=folder / "step_00000003.pt", **{flag: 2})
+
+
+def test_a_shorter_list_in_mid_epoch_is_named(demo_run):
+    folder = demo_run(name="x", save_step_frequency=3)
+    saved = checkpoint.read_run(folder / "step_00000003.pt")
+    saved.samples = 9
+    checkpoint.write(folder / "last.pt", checkpoint.to_bytes(vars(saved)))
+    with pytest.raises(UserError, match="is 9 samples into its epoch, but the training list has 8"):
+        demo_run(name="x", resume=folder / "last.pt")
+
+
+def test_a_resumed_run_takes_epochs_in_place_of_the_saved_steps(demo_run):
+    folder = demo_run(name="x", epochs=None, max_steps=4, warmup_epochs=None, warmup_steps=1)
+    demo_run(name="x", epochs=2, resume="auto")
+    assert read_metrics(folder, "train")[-1]["step"] == 8
+
+
+def test_a_run_from_weights_has_metrics_of_its_own(demo_run, capsys):
+    old = demo_run(name="x", log_interval=3)
+    capsys.readouterr()
+    new = demo_run(name="y", resume=old / "last.pt", reset_data_offset=True)
+    assert "damaged or missing" not in capsys.readouterr().out
+    assert [line["step"] for line in read_metrics(new, "train")] == [1, 2, 3, 4]
+
+
+def test_a_new_run_is_numbered_above_all_others(tmp_path):
+    for name in ("x", "x.3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "last.pt").touch()
+    made, log = run_folder.create(tmp_path, "x")
+    log.close()
+    assert made.name == "x.4"
+
+
+def test_ranks_are_synchronised_before_each_validation(demo_run, monkeypatch):
+    calls = []
+    for owner, name in ((TrainState, "update"), (TrainState, "synchronize"), (train, "evaluate_split")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, real=real, name=name, **o: calls.append(name) or real(*a, **o))
+    demo_run(name="x", val_step_frequency=3)
+    before = [first for first, second in itertools.pairwise(calls) if second == "evaluate_split"]
+    assert before == ["synchronize"] * 2  # after steps 3 and 4
+
+
+@pytest.mark.slow
+def test_evaluation_with_other_flags_or_files_on_a_rank_is_refused(demo_run, tmp_path):
+    folder = demo_run(name="x", epochs=2, save_epoch_frequency=1)
+    for one, other, said in (
+        (["--scales", "1"], ["--scales", "0.5"], "--scales is (1.0,) on rank 0 but (0.5,) on rank 1"),
+        ([], ["--checkpoint", str(folder / "epoch_0001.pt")], "differs between rank 0 and rank 1"),
+    ):
+        words = [["--checkpoint", str(folder / "last.pt"), "--device", "cpu", *more] for more in (one, other)]
+        one_line_each(finish(two_processes(words, tmp_path, "evaluate.py")), said)
+
+
+@pytest.mark.parametrize("settings", [{"scales": (0.5,)}, {"long_side": 40}, {"scales": (1.7,)}])
+def test_labels_are_the_most_probable_classes(settings):
+    predictor, batch = Predictor(Tiny().eval(), **settings), images(2, 61, 80)
+    probs = torch.cat([band for _, band in predictor.probs(batch)], dim=2)
+    assert torch.equal(predictor.labels(batch), probs.argmax(1).to(torch.uint8))
+
+
+def test_a_training_list_may_name_an_image_twice_and_a_validation_list_not(demo_root, tmp_path):
+    for name in ("train", "val"):
+        names = (demo_root / f"ImageSets/SegmentationAug/{name}.txt").read_text().split()
+        (tmp_path / f"{name}.txt").write_text("\n".join([*names, names[0]]))
+    cfg = parse_flags(flags(dataset_path=demo_root, list_path=tmp_path, dataset="Dense"))
+    assert len(utils.get_eval_loader(cfg, "train", ALONE).dataset) == 8 + 1
+    with pytest.raises(UserError, match="2 times"):
+        utils.get_eval_loader(cfg, "val", ALONE)
+
+
+def test_validation_images_in_the_training_list_are_a_warning(demo_root, tmp_path):
+    names = (demo_root / "ImageSets/SegmentationAug/train.txt").read_text().split()
+    (tmp_path / "train.txt").write_text("\n".join(names))
+    (tmp_path / "val.txt").write_text("\n".join(names[:2]))
+    run_train(dataset_path=demo_root, list_path=tmp_path, logdir=tmp_path, max_steps=1, epochs=None)
+    assert (
+        "2 validation image(s) are in the training list, too, such as"
+        in (next(tmp_path.glob("*/train.log"))).read_text()
+    )
+
+
+def test_small_numbers_of_one_place():
+    # A window of one pixel at half of the second column of six: 1/3 above 0 is foreground.
+    label = torch.tensor([[[0, 1, 0, 0, 0, 0]]], dtype=torch.uint8)
+    assert foreground_mask(label, (1, 4)).tolist() == [[[False, True, False, False]]]
+    # The middle of 10x10 pixels, (4.5, 4.5), comes to the middle of the crop, (7.5, 7.5), at any scale.
+    matrix = TrainTransform(crop_size=16, scale=(0.75, 0.75), rotation=0.0)._matrix(10, 10, np.random.default_rng(0))
+    assert matrix @ [4.5, 4.5, 1] == pytest.approx([7.5, 7.5])
+    # A pseudo-label needs more than a probability of 0.6.
+    assert (best_class(np.array([3], np.uint8), np.full((1, 2, 2), 0.6, np.float32), (2, 2)) == 255).all()
+    # 64000 images in batches of 12 are 5333.3 steps.
+    assert recipe(PHOTOS, batchsize=12)["max_steps"] == 5334
+    assert recipe(PHOTOS, batchsize=65536)["repeat"] <= 10**6
+    # The validation part gets the smallest group, however small its share.
+    assert split(list("abcde"), list("xxxxy"), np.zeros((5, 1), bool), 0.01, 0).tolist() == [False] * 4 + [True]
