@@ -81,7 +81,7 @@ def check_outputs(flags: EvaluateFlags, cfg: Config, dataset: SegmentationDatase
     if flags.report:
         check_file(Path(flags.report, "index.html"), "--report", mark="Nothing is loaded from anywhere", inputs=inputs)
     if flags.json:
-        check_file(Path(flags.json), "--json", mark='"per_image": [', inputs=inputs)
+        check_file(Path(flags.json), "--json", mark='"per_image": [', inputs=inputs, suffix=".json")
 
 
 def as_dict(result: Evaluation) -> dict:

@@ -125,13 +125,16 @@ def check_place(path: Path, flag: str, inputs: Iterable[Path] = (), *, is_folder
             raise UserError(f"{flag} {path}: lies in {item}, which programs read as input: name another place")
 
 
-def check_file(path: Path, flag: str, mark: str, inputs: Iterable[Path] = ()) -> None:
+def check_file(path: Path, flag: str, mark: str, inputs: Iterable[Path] = (), *, suffix: str = "") -> None:
     """Raise UserError, naming `flag`, unless a program may write the file `path`. Creates missing folders.
 
     mark: text in all files that the program writes: an existing file has it, or is empty. inputs: as in check_place().
+    suffix: of the file, if it must not be .txt or .yaml, which programs read as lists, class names and flags.
     """
     if os.path.isdir(path):
         raise UserError(f"{flag} {path}: is a folder: name a file")
+    if suffix and path.suffix.lower() in (".txt", ".yaml", ".yml"):
+        raise UserError(f"{flag} {path}: programs read such files as lists, class names or flags: name a {suffix} file")
     check_place(path, flag, inputs, is_folder=False)
     check_writable(path.parent, flag)
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):

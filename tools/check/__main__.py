@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
     if args.json:
         folders = [args.root / name for name in (args.image_path, args.train_path, args.val_path) if name]
-        check_file(args.json, "--json", mark='"findings": [', inputs=folders)
+        check_file(args.json, "--json", mark='"findings": [', inputs=folders, suffix=".json")
     values = READER.yaml_file(ConfigFile(args.config, "")).values if args.config else {}
     values |= {name: value for name, value in vars(args).items() if value not in ("", None)}
     paths = Paths(**{item.name: values.get(item.name, "") for item in dataclasses.fields(Paths)})
