@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import zipfile
 
 import numpy as np
@@ -200,6 +201,18 @@ def test_validation_images_in_the_training_list_are_a_warning(demo_root, tmp_pat
         "2 validation image(s) are in the training list, too, such as"
         in (next(tmp_path.glob("*/train.log"))).read_text()
     )
+
+
+def test_equal_names_in_two_folders_are_no_validation_images_in_the_training_list(demo_root, tmp_path):
+    for part in ("train", "val"):
+        for number, name in enumerate(("a", "b")):
+            source = f"demo_{number:04d}" if part == "train" else f"demo_{8 + number:04d}"
+            for old, new in (("JPEGImages/{}.jpg", "images"), ("SegmentationClassAug/{}.png", "masks")):
+                file = demo_root / old.format(source)
+                (tmp_path / new / part).mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, tmp_path / new / part / f"{name}{file.suffix}")
+    run_train(dataset="Folder", dataset_path=tmp_path, logdir=tmp_path / "log", model_type="res50_ASPP")
+    assert "in the training list" not in next(tmp_path.glob("log/*/train.log")).read_text()
 
 
 def test_small_numbers_of_one_place():

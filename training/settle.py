@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import models
-from data.classes import FOLDERS, read_classes, read_preset
+from data.classes import FOLDERS, Classes, read_classes, read_preset
 from data.dataset import SegmentationDataset
 from data.images import image_size
 from data.images.resize import large_images
@@ -59,7 +59,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.
-    cfg = take_recipe(cfg, group, files["train"], resumed)
+    cfg = take_recipe(cfg, group, files["train"], classes, resumed)
     cfg = share_batch(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
     start_weights = None if resumed else read_start_weights(cfg, group)
@@ -75,7 +75,8 @@ def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
     """
     label_map = get_label_map(cfg)
     sets = {name: SegmentationDataset(split, cfg.numclasses, label_map=label_map) for name, split in files.items()}
-    if shared := sorted(set(files["train"].names) & set(files["val"].names)):
+    train_images = {paths["image"] for paths in files["train"].files}  # names may be equal in two folders
+    if shared := [paths["image"] for paths in files["val"].files if paths["image"] in train_images]:
         problem = f"{len(shared)} validation image(s) are in the training list, too, such as {shared[0]}"
         log.warning(f"{problem}: their scores say nothing about new images")
     checks.check_setup(group, {"training list": sets["train"], "validation list": sets["val"]})
@@ -131,7 +132,7 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
     return dataclasses.replace(cfg, texts=texts)
 
 
-def take_recipe(cfg: Config, group: Group, files: Split, resumed: Checkpoint | None) -> Config:
+def take_recipe(cfg: Config, group: Group, files: Split, classes: Classes, resumed: Checkpoint | None) -> Config:
     """Return the flags with the recipe's values for those that are not set. Collective.
 
     files: the training data. A resumed run keeps the checkpoint's values.
@@ -140,7 +141,7 @@ def take_recipe(cfg: Config, group: Group, files: Split, resumed: Checkpoint | N
 
     def choose() -> dict[str, tuple[Any, str]]:
         if resumed is None:
-            return _choose_for(cfg, given, group, files.files)
+            return _choose_for(cfg, given, group, files.files, classes.names[0] if cfg.classes else "")
         names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
         kept = {name: value for name, value in resumed.config.items() if name in names}
         return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
@@ -154,7 +155,7 @@ def take_recipe(cfg: Config, group: Group, files: Split, resumed: Checkpoint | N
 
 
 def _choose_for(
-    cfg: Config, given: Collection[str], group: Group, files: list[dict[str, Path]]
+    cfg: Config, given: Collection[str], group: Group, files: list[dict[str, Path]], first_class: str
 ) -> dict[str, tuple[Any, str]]:
     """Return what the recipe chooses for these training files and this device."""
     some = [files[number * len(files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
@@ -163,7 +164,6 @@ def _choose_for(
     if group.device.type == "cuda":
         device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
     large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
-    first_class = read_classes(cfg.classes, cfg.numclasses, cfg.texts.get("classes")).names[0] if cfg.classes else ""
     options: dict = {"memory": memory, "world_size": group.world_size, "large": large, "first_class": first_class}
     return choose_flags(as_dict(cfg), given, device, len(files), sizes, **options)
 
