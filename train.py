@@ -44,6 +44,7 @@ from training.record.log import start_logging
 from training.record.run import Run
 from training.record.samples import draw_samples
 from training.schedule import Schedule
+from training.scores import headline
 from training.settle import settle
 from training.state import TrainState
 from training.task import task_words
@@ -247,12 +248,12 @@ class Trainer:
             result = evaluate_split(predictor, self.val_loader, group, "validation", keep_pictures=True)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
-        is_best = state.record_miou(result.scores["miou"])
+        is_best = state.record_score(headline(result.scores, cfg.background_class))
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
         # checkpoint's save writes the report, so a run resumed from there has a report of the same step.
         predictions = gather_predictions(result, group) if is_best else {}
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
-        return messages.score_text(result.scores, is_best, state), is_best
+        return messages.score_text(cfg, result.scores, self.classes, is_best, state), is_best
 
 
 if __name__ == "__main__":

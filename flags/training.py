@@ -283,7 +283,7 @@ class RunFlags:
     )
     patience: int = flag(
         0,
-        "end the run when N validations in a row have not improved the best mIoU; 0: never",
+        "end the run when N validations in a row have not improved the best score; 0: never",
         ge=0,
         needs=(
             "--val_epoch_frequency or --val_step_frequency above 0",

@@ -38,12 +38,8 @@ class Evaluation:
 
     @functools.cached_property
     def scores(self) -> Scores:
-        """Return all scores but the mIoU's interval, which takes a second with thousands of images.
-
-        "share" is each class's share of the labelled pixels.
-        """
-        share = (self.confusion.sum(1).double() / max(1, int(self.confusion.sum()))).tolist()
-        return {"images": len(self.names), **counting.scores(self.confusion), "share": share}
+        """Return all scores but the mIoU's interval, which takes a second with thousands of images."""
+        return {"images": len(self.names), **counting.scores(self.confusion)}
 
     @functools.cached_property
     def scores_with_interval(self) -> Scores:

@@ -64,8 +64,9 @@ def expected_rows(folder: Path) -> dict[int, dict]:
         rows[line["step"]] = {f"train/{name}": line[name] for name in line if name not in ("kind", "epoch", "step")}
         rows[line["step"]] |= {f"train/loss_{name}": value for name, value in losses.items()}
     for line in read_metrics(folder, "val"):
-        values = {f"val/{name}": line[name] for name in ("miou", "pixel_acc", "mean_acc")}
-        rows[line["step"]] |= values | {f"val_iou/{name}": value for name, value in enumerate(line["iou"])}
+        values = {f"val/{name}": line[name] for name in ("miou", "mean_dice", "pixel_acc", "mean_acc")}
+        of_classes = {f"val_{kind}/{name}": value for kind in ("iou", "dice") for name, value in enumerate(line[kind])}
+        rows[line["step"]] |= values | of_classes
     return {step: {tag: value for tag, value in row.items() if value is not None} for step, row in rows.items()}
 
 

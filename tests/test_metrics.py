@@ -22,17 +22,51 @@ def test_every_score_and_d10_absent_classes_leave_the_mean():
     assert result["acc"] == pytest.approx([3 / 4, 2 / 3, None, None])
     assert result["precision"] == pytest.approx([1, 2 / 3, None, 0])
     assert result["miou"] == pytest.approx((3 / 4 + 2 / 4) / 2)
+    assert result["dice"] == pytest.approx(
+        [2 * 3 / (4 + 3), 2 * 2 / (3 + 3), None, 0]
+    )  # 2 x right / (label + predicted)
+    assert result["mean_dice"] == pytest.approx((6 / 7 + 2 / 3) / 2)
+    assert result["share"] == pytest.approx([4 / 7, 3 / 7, 0, 0])
     assert result["fwiou"] == pytest.approx(3 / 4 * 4 / 7 + 2 / 4 * 3 / 7)  # shares 4/7 and 3/7 of the labelled pixels
     assert result["pixels"] == 7
     assert result["pixel_acc"] == pytest.approx(5 / 7)
     assert result["mean_acc"] == pytest.approx((3 / 4 + 2 / 3) / 2)
     lines = table(result, ["a", "b", "c", "d"]).splitlines()
     cells = [line.split() for line in lines[2:6]]
-    assert cells[:2] == [["a", "75.00", "75.00", "100.00"], ["b", "50.00", "66.67", "66.67"]]
-    assert cells[2:] == [["c", "absent"], ["d", "0.00", "-", "0.00"]]
+    assert cells[:2] == [["a", "75.00", "85.71", "75.00", "100.00"], ["b", "50.00", "66.67", "66.67", "66.67"]]
+    assert cells[2:] == [["c", "absent"], ["d", "0.00", "0.00", "-", "0.00"]]
     assert lines[-1].endswith("not in the means: c, d")
     nothing = scores(torch.zeros(2, 2, dtype=torch.int64))
     assert (nothing["miou"], nothing["pixel_acc"], nothing["mean_acc"], nothing["iou"]) == (0, 0, 0, [None, None])
+
+
+@pytest.mark.parametrize(
+    ("confusion", "background", "score"),
+    [
+        pytest.param([[90, 4], [2, 4]], 0, 4 / 10, id="of one object it is the IoU"),
+        pytest.param([[90, 4], [2, 4]], None, (90 / 96 + 4 / 10) / 2, id="of two objects it is the mIoU"),
+        pytest.param([[90, 0], [0, 0]], 0, 0.0, id="an object that is nowhere has no IoU"),
+        pytest.param([[8, 0, 0], [0, 5, 5], [0, 0, 0]], 0, (1 + 5 / 10) / 2, id="of three classes it is the mIoU"),
+    ],
+)
+def test_the_score_that_decides_the_best_checkpoint(confusion, background, score):
+    assert metrics.headline(scores(torch.tensor(confusion)), background) == pytest.approx(score)
+
+
+def test_classes_that_are_never_predicted_are_named():
+    # Class 0 has 90 of 100 pixels. Always predicting it has an IoU of 0.9 for it, and 0 for the two others.
+    result, names = (
+        scores(torch.tensor([[89, 0, 1, 0], [6, 0, 0, 0], [2, 0, 2, 0], [0, 0, 0, 0]])),
+        ["0", "car", "2", "3"],
+    )
+    line = "never predicted: class 1 (car); a constant answer has mIoU 30.00"
+    assert metrics.missed_classes(result, names) == line
+    assert f"  {line}" in table(result, names).splitlines()
+    assert metrics.missed_classes(scores(torch.tensor([[1, 1], [1, 1]])), ["0", "1"]) == ""
+    rare = torch.diag(torch.tensor([91, *[0] * 9]))
+    rare[1:, 0] = 1  # nine classes of one pixel, all called class 0
+    text = metrics.missed_classes(scores(rare), [str(number) for number in range(10)])
+    assert "class 5, class 6 and 3 more; a constant answer has mIoU 9.10" in text
 
 
 def test_scores_of_images_and_the_interval_over_them():

@@ -121,7 +121,7 @@ WRONG: dict[str, tuple] = {
     "ema/backbone.conv1.weight": NOT_WEIGHTS,
     "optimizer/state/0/momentum_buffer": NOT_WEIGHTS[1:],
     "optimizer/param_groups/0/params": (None, [], [1], [0, 0]),
-    "best_miou": (None, 2, math.nan, []),
+    "best_score": (None, 2, math.nan, []),
     "listing": (None, []),
     "origin/lr_factor": (0, -1.0, math.inf, 1e300),
     "ranks": (None, {}, [None], [{}]),

@@ -27,7 +27,7 @@ def test_run_ends_after_n_validations_without_a_better_one(demo_run, capsys):
     output = capsys.readouterr().out
     assert steps(folder, "val") == [4, 8, 12]
     assert steps(folder, "train") == list(range(1, 13))
-    assert "stopped early: 2 validations in a row did not improve the best mIoU (--patience 2)" in output
+    assert "stopped early: 2 validations in a row did not improve the best score (--patience 2)" in output
     assert checkpoint.read_run(folder / "best.pt").step == 4
     assert f"{folder / 'best.pt'}, step 4:" in output
     assert reported(folder) == (4, read_metrics(folder, "val")[0]["miou"], [4, 8, 12])
@@ -64,10 +64,10 @@ def test_killed_run_ends_where_one_that_was_not_killed_does(demo_flags, tmp_path
         process.wait()
     best = vars(checkpoint.read_run(tmp_path / "x/best.pt"))
     validated = [number * 4 // world_size for number in (1, 2, 3)]
-    assert reported(tmp_path / "x") == (best["step"], best["best_miou"], validated[:2])
+    assert reported(tmp_path / "x") == (best["step"], best["best_score"], validated[:2])
     [stdout, *_] = succeed(run("x", "--resume", "auto"))
     assert "stopped early: 2 validations" in stdout
-    assert reported(tmp_path / "x") == (best["step"], best["best_miou"], validated)
+    assert reported(tmp_path / "x") == (best["step"], best["best_score"], validated)
     succeed(whole)
     assert steps(tmp_path / "x", "val") == [number * 4 // world_size for number in (1, 2, 3)]
     assert_same_run(tmp_path / "x", tmp_path / "whole")

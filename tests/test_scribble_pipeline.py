@@ -56,7 +56,7 @@ def results(work: Path) -> dict[str, object]:
     for name in ("round_0", "round_1"):
         content = torch.load(work / name / "best.pt", weights_only=True)
         weights = b"".join(content["ema"][key].numpy().tobytes() for key in sorted(content["ema"]))
-        found[name] = hashlib.sha256(weights).hexdigest(), content["step"], content["best_miou"]
+        found[name] = hashlib.sha256(weights).hexdigest(), content["step"], content["best_score"]
     return found
 
 

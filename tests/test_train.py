@@ -89,12 +89,12 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
 
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
     content = read(run_of_two_epochs)  # B3: weights_only refuses anything else
-    state = "format model ema optimizer scaler epoch samples step validated best_miou ranks"
+    state = "format model ema optimizer scaler epoch samples step validated best_score ranks"
     state += " validations_since_best"
     assert set(content) == {*state.split(), "origin", "listing", "run", "config", "texts"}
     assert (content["epoch"], content["step"]) == (2, 8)
     assert not any(name.startswith("module.") for name in content["model"])
-    assert content["best_miou"] == max(line["miou"] for line in read_metrics(run_of_two_epochs, "val"))
+    assert content["best_score"] == max(line["miou"] for line in read_metrics(run_of_two_epochs, "val"))
 
 
 def test_saved_config_repeats_the_run_bit_for_bit(run_of_two_epochs, tmp_path):
@@ -247,7 +247,7 @@ def test_val_step_frequency_validates_between_steps_and_changes_nothing_else(dem
     assert [f"{line['kind'][0]}{line['step']}" for line in lines] == order
     miou = {line["step"]: line["miou"] for line in read_metrics(often, "val")}
     best = read(often, "best.pt")
-    assert best["best_miou"] == miou[best["step"]] == max(miou.values())
+    assert best["best_score"] == miou[best["step"]] == max(miou.values())
 
 
 def test_run_by_steps_stopped_in_its_last_validation_does_it_again(demo_run, demo_flags, tmp_path):

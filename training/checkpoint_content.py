@@ -16,6 +16,7 @@ from flags.conflicts import check_backbone
 from flags.declare import Flag
 from models.pretrained import weights_in
 from support.errors import UserError
+from training.scores import single_object
 
 FORMAT = 3  # of a Checkpoint
 
@@ -48,7 +49,7 @@ class Checkpoint:
     samples: int
     step: int
     validated: int
-    best_miou: float
+    best_score: float
     validations_since_best: int
     origin: dict[str, float]
     listing: str
@@ -116,7 +117,11 @@ def check_run(content: dict) -> Checkpoint:
     model = check_model(content)
     if model.config is None:
         raise UserError("config is missing")
-    content = _checked({"ema": None} | content | {"config": model.config, "texts": model.texts}, RUN, "")
+    cfg, older = Config(**model.config), {}
+    if "best_miou" in content:  # of an earlier version, which judged a single object by the mIoU, too
+        is_other = single_object(cfg.numclasses, cfg.background_class) is not None
+        older["best_score"] = -1.0 if is_other else content["best_miou"]
+    content = _checked({"ema": None} | older | content | {"config": model.config, "texts": model.texts}, RUN, "")
     return Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint)})
 
 
@@ -214,7 +219,7 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
 WEIGHTS = {OTHERS: _finite}
 MODEL: dict = {"config": _flags, "texts": ({OTHERS: TEXT},), "step": (COUNT,), "model": {}, "ema": ({},)}
 RUN: dict = dict.fromkeys(("epoch", "samples", "step", "validated", "validations_since_best"), COUNT)
-RUN |= {"best_miou": Flag(0.0, "", ge=-1, le=1, kind=float), "listing": TEXT, "scaler": _scaler}
+RUN |= {"best_score": Flag(0.0, "", ge=-1, le=1, kind=float), "listing": TEXT, "scaler": _scaler}
 RUN |= {"model": WEIGHTS, "ema": (WEIGHTS,), "ranks": [{"buffers": WEIGHTS}], "optimizer": _optimizer}
 RUN["config"] = {"amp": Flag("", "", choices=("none", "bf16", "fp16"))}
 RUN["config"] |= {name: FLAGS[name] for name in ("stride_in_1x1", "seed", "repeat")}

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from support.labels import IGNORE
 
-# Scores of a segmentation by name, as scores() returns them; Result adds "images", "share" and "miou_ci".
+# Scores of a segmentation by name, as scores() returns them; Evaluation adds "images" and "miou_ci".
 Scores: TypeAlias = dict[str, Any]
+
+MAX_NAMES = 6  # of classes in a message
 
 
 def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tensor:
@@ -26,24 +28,27 @@ def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tens
 def scores(confusion: Tensor) -> Scores:
     """Return the scores of a confusion matrix (C, C), row = label. The means are 0 if no pixel is labelled.
 
-    "pixels" is the number of labelled ones; all others are 0..1. "miou" and "mean_acc" are means over the classes that
-    occur in the labels; "fwiou" weights the IoU by each class's share of the labelled pixels; "pixel_acc" is the share
-    of labelled pixels that are correct. "iou", "acc" (recall) and "precision" have a value for each class, None if its
-    denominator is 0.
+    "pixels" is the number of labelled ones; all others are 0..1. "miou", "mean_dice" and "mean_acc" are means over the
+    classes that occur in the labels; "fwiou" weights the IoU by each class's share of the labelled pixels; "pixel_acc"
+    is the share of labelled pixels that are correct. "share" is each class's share of the labelled pixels. "iou",
+    "dice" (F1), "acc" (recall) and "precision" have a value for each class, None if its denominator is 0.
     """
     confusion = confusion.double().cpu()
     correct, labelled, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     union = labelled + predicted - correct
     present = labelled > 0
-    iou = correct / union.clamp(min=1)
+    iou, dice = correct / union.clamp(min=1), 2 * correct / (labelled + predicted).clamp(min=1)
     num_present, num_pixels = max(1, int(present.sum())), max(1.0, float(labelled.sum()))
     return {
         "pixels": int(labelled.sum()),
         "miou": float(iou[present].sum()) / num_present,
+        "mean_dice": float(dice[present].sum()) / num_present,
         "fwiou": float((iou * labelled).sum()) / num_pixels,
         "pixel_acc": float(correct.sum()) / num_pixels,
         "mean_acc": float((correct[present] / labelled[present]).sum()) / num_present,
+        "share": (labelled / num_pixels).tolist(),
         "iou": ratios(correct, union),
+        "dice": ratios(2 * correct, labelled + predicted),
         "acc": ratios(correct, labelled),
         "precision": ratios(correct, predicted),
     }
@@ -52,6 +57,47 @@ def scores(confusion: Tensor) -> Scores:
 def ratios(part: Tensor, whole: Tensor) -> list[float | None]:
     """Return part / whole, element by element, as a list of floats; None where whole is 0. part, whole: (C,)."""
     return [float(value) if pixels else None for value, pixels in zip(part / whole.clamp(min=1), whole, strict=True)]
+
+
+def single_object(num_classes: int, background: int | None) -> int | None:
+    """Return the object's class if there is one object and the background, else None. background: its class."""
+    return 1 - background if num_classes == 2 and background is not None else None
+
+
+def headline(scores: Scores, background: int | None) -> float:
+    """Return the score that decides which checkpoint is the best: the IoU of a single object, or else the mIoU.
+
+    The mIoU of a single object and its background would be about 0.5 even if the object were never found.
+    """
+    number = single_object(len(scores["iou"]), background)
+    return scores["miou"] if number is None else scores["iou"][number] or 0.0
+
+
+def headline_name(class_names: list[str], background: int | None) -> str:
+    number = single_object(len(class_names), background)
+    return "mIoU" if number is None else f"IoU of {class_label(number, class_names)}"
+
+
+def missed_classes(scores: Scores, class_names: list[str]) -> str:
+    """Return a line of text on the classes that are in the labels and were never predicted; "" if there are none.
+
+    The line states the mIoU of a model that always predicts the most frequent class: such a class has an IoU of its
+    share of the pixels, and all others have 0.
+    """
+    missed = [number for number, precision in enumerate(scores["precision"]) if precision is None]
+    missed = [number for number in missed if scores["share"][number]]
+    if not missed:
+        return ""
+    names = ", ".join(class_label(number, class_names) for number in missed[:MAX_NAMES])
+    more = f" and {len(missed) - MAX_NAMES} more" if len(missed) > MAX_NAMES else ""
+    constant = 100 * max(scores["share"]) / sum(share > 0 for share in scores["share"])
+    return f"never predicted: {names}{more}; a constant answer has mIoU {constant:.2f}"
+
+
+def class_label(number: int, class_names: list[str]) -> str:
+    """Return a class's number and name for messages, such as "class 1 (car)"; "class 1" if it has no other name."""
+    name = class_names[number]
+    return f"class {number}" + (f" ({name})" if name != str(number) else "")
 
 
 def class_counts(confusion: Tensor) -> Tensor:
@@ -110,22 +156,24 @@ def table(scores: Scores, class_names: list[str]) -> str:
 
     scores: a Scores dict. The interval of the mIoU is included if `scores` has it.
     """
-    means = {"mIoU": "miou", "frequency-weighted IoU": "fwiou", "pixel accuracy": "pixel_acc"}
-    means |= {"mean accuracy": "mean_acc"}
+    means = {"mIoU": "miou", "mean Dice": "mean_dice", "frequency-weighted IoU": "fwiou"}
+    means |= {"pixel accuracy": "pixel_acc", "mean accuracy": "mean_acc"}
     first = max(map(len, (*class_names, *means)))
 
     def line(name: str, *values: float | str | None) -> str:
         texts = ["-" if v is None else v if isinstance(v, str) else f"{100 * v:.2f}" for v in values]
-        return f"  {name:<{first}}" + "".join(f"{text:>{w}}" for text, w in zip(texts, (8, 8, 11), strict=False))
+        return f"  {name:<{first}}" + "".join(f"{text:>{w}}" for text, w in zip(texts, (8, 8, 8, 11), strict=False))
 
-    rule = "  " + "-" * (first + 27)
-    lines = [line("class", "IoU", "acc", "precision"), rule]
-    columns = (scores["iou"], scores["acc"], scores["precision"])
+    rule = "  " + "-" * (first + 35)
+    lines = [line("class", "IoU", "Dice", "acc", "precision"), rule]
+    columns = (scores["iou"], scores["dice"], scores["acc"], scores["precision"])
     for name, iou, *others in zip(class_names, *columns, strict=True):
         lines.append(line(name, "absent") if iou is None else line(name, iou, *others))
     lines += [rule, *(line(title, scores[name]) for title, name in means.items())]
     if absent := [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]:
         lines.append(f"  not in the labels, so not in the means: {', '.join(absent)}")
+    if missed := missed_classes(scores, class_names):
+        lines.append(f"  {missed}")
     if "miou_ci" in scores:
         miou, low, high = (100 * value for value in (scores["miou"], *scores["miou_ci"]))
         lines.append(f"  mIoU {miou:.2f}, 95 % interval over images {low:.2f} to {high:.2f}")

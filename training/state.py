@@ -17,7 +17,7 @@ from support.errors import UserError
 from training.average import WeightAverage
 from training.checkpoint_content import Checkpoint
 
-POSITION = ("epoch", "samples", "step", "validated", "best_miou", "validations_since_best")
+POSITION = ("epoch", "samples", "step", "validated", "best_score", "validations_since_best")
 log = logging.getLogger("segtrain")
 RESET = "or start without the optimizer's state by --reset_optimizer"
 
@@ -35,7 +35,7 @@ class TrainState:
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
     step: int = 0  # optimizer steps done
     validated: int = 0  # the step of the last validation
-    best_miou: float = -1.0  # -1: none yet
+    best_score: float = -1.0  # of scores.headline(); -1: none yet
     validations_since_best: int = 0
     clip_grad: float = 0.0  # of --clip_grad; 0: gradients are not clipped
     grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
@@ -96,15 +96,15 @@ class TrainState:
         if group.world_size > 1:
             log.debug(f"epoch {self.epoch + 1}: weights are equal on all {group.world_size} ranks")
 
-    def record_miou(self, miou: float) -> bool:
-        """Record a validation's mIoU. Return whether the mIoU is above all earlier ones of the run."""
-        is_best = miou > self.best_miou
-        self.validated, self.best_miou = self.step, max(self.best_miou, miou)
+    def record_score(self, score: float) -> bool:
+        """Record the score of a validation. Return whether it is above all earlier ones of the run."""
+        is_best = score > self.best_score
+        self.validated, self.best_score = self.step, max(self.best_score, score)
         self.validations_since_best = 0 if is_best else self.validations_since_best + 1
         return is_best
 
     def stops_early(self, patience: int) -> bool:
-        """Return whether the last `patience` validations did not improve the best mIoU. patience 0: False."""
+        """Return whether the last `patience` validations did not improve the best score. patience 0: False."""
         return 0 < patience <= self.validations_since_best
 
     def checkpoint(self, group: Group, **others: Any) -> Checkpoint:

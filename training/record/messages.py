@@ -20,7 +20,7 @@ from training.plan import Plan
 from training.record.extras import Extras
 from training.record.folder import REPORT
 from training.schedule import Schedule
-from training.scores import Scores, table
+from training.scores import Scores, headline, headline_name, missed_classes, table
 from training.state import TrainState
 
 MORE_MEMORY = (
@@ -121,9 +121,13 @@ def epoch_title(cfg: Config, state: TrainState) -> str:
     return f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
 
 
-def score_text(scores: Scores, is_best: bool, state: TrainState) -> str:
-    best = "best" if is_best else f"best {100 * state.best_miou:.2f}"
-    return f"mIoU {100 * scores['miou']:.2f} ({best}), pixel accuracy {100 * scores['pixel_acc']:.2f}"
+def score_text(cfg: Config, scores: Scores, classes: Classes, is_best: bool, state: TrainState) -> str:
+    """Return the scores of a validation in one line: the one that decides best.pt first."""
+    name, score = headline_name(classes.names, cfg.background_class), headline(scores, cfg.background_class)
+    text = f"{name} {100 * score:.2f} ({'best' if is_best else f'best {100 * state.best_score:.2f}'}), "
+    text += "" if name == "mIoU" else f"mIoU {100 * scores['miou']:.2f}, "
+    missed = missed_classes(scores, classes.names)
+    return f"{text}pixel accuracy {100 * scores['pixel_acc']:.2f}" + (f"; {missed}" if missed else "")
 
 
 def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped) -> None:
@@ -144,10 +148,11 @@ def log_end(
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "
-    log.info(f"done: {epochs}{steps}, best mIoU {100 * state.best_miou:.2f}; saved in {folder}")
+    best_score = f"best {headline_name(classes.names, cfg.background_class)} {100 * state.best_score:.2f}"
+    log.info(f"done: {epochs}{steps}, {best_score}; saved in {folder}")
     if state.stops_early(cfg.patience):
         log.info(
-            f"stopped early: {state.validations_since_best} validations in a row did not improve the best mIoU "
+            f"stopped early: {state.validations_since_best} validations in a row did not improve the best score "
             f"(--patience {cfg.patience}); to continue, resume with a greater --patience, or with 0"
         )
     log_report(folder)

@@ -183,9 +183,10 @@ class Metrics:
     ) -> None:
         """Write a validation's scores to metrics.jsonl and the boards. draw: returns pictures, (H, W, 3) uint8."""
         panels = (self.extras.run("pictures of the validation", draw) if self.boards else None) or []
-        scalars = {"val/miou": scores["miou"], "val/pixel_acc": scores["pixel_acc"], "val/mean_acc": scores["mean_acc"]}
-        ious = zip(class_names, scores["iou"], strict=True)
-        scalars |= {f"val_iou/{name}": value for name, value in ious if value is not None}
+        scalars = {f"val/{name}": scores[name] for name in ("miou", "mean_dice", "pixel_acc", "mean_acc")}
+        for kind in ("iou", "dice"):
+            values = zip(class_names, scores[kind], strict=True)
+            scalars |= {f"val_{kind}/{name}": value for name, value in values if value is not None}
         pictures = {f"val_images/{n}_input_label_prediction_overlay": panel for n, panel in enumerate(panels)}
         line = {"kind": "val", "epoch": state.epoch + 1, "step": state.step, **scores}
         self._write(line, scalars, pictures)

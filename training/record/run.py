@@ -47,7 +47,7 @@ class Run:
     def open(self, plan: Plan, state: TrainState, *, steps_left: float) -> None:
         """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        steps_left: see Metrics. If the folder has no best.pt, state.best_miou becomes -1. Raises UserError if the
+        steps_left: see Metrics. If the folder has no best.pt, state.best_score becomes -1. Raises UserError if the
         folder cannot be written.
         """
         self.cfg, self.is_new = plan.cfg, plan.folder is None
@@ -59,7 +59,7 @@ class Run:
         saved = plan.resumed.run if plan.resumed and state.step else {}
         self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
-            state.best_miou, state.validations_since_best = -1.0, 0
+            state.best_score, state.validations_since_best = -1.0, 0
 
     def _open(self, plan: Plan, step: int) -> None:
         cfg = plan.cfg
