@@ -1,6 +1,5 @@
 """Define what a format's reader fills in (images, classes, shapes), and number the classes."""
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.classes import Classes, read_classes, voc_colours
+from flags.declare import flag
 from support.errors import InputError, UserError
 from support.labels import BACKGROUND, IGNORE
 from tools.convert.polygons import Patch
@@ -18,7 +18,22 @@ from tools.convert.reading import ImageFinder, annotation_files, output_name
 
 IGNORED = "__ignore__"  # LabelMe's name for what is not labelled
 
-Options = argparse.Namespace  # the flags of tools.convert; known: the Classes of --classes, or None
+
+@dataclass(frozen=True)
+class Options:
+    """Labels and images."""
+
+    scribbles: bool = flag(False, "write JPEGImages, pascal_2012_scribble and ImageSets: 255 where no line or area is")
+    classes: str = flag(
+        "",
+        "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]",
+    )
+    images: Path | None = flag(None, "folder of the images [beside the labels, or where the labels say]")
+    image_suffix: str = flag("", "colours: end of the images' names: _leftImg8bit")
+    label_suffix: str = flag("", "colours: end of the masks' names, such as _mask")
+    line_width: float | None = flag(None, "width of lines in pixels [10; scribbles: 3]", gt=0, lt=1e5)
+
+    known: Classes | None = None  # not a flag: the classes of --classes
 
 
 class Shape(NamedTuple):
@@ -148,7 +163,7 @@ def _draw_shapes(
     patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, converted: Converted
 ) -> Iterator[tuple[str | None, Patch]]:
     for name, where, data in entry.record:
-        pixels = patch(data, where, size, options.line_width)
+        pixels = patch(data, where, size, options.line_width or (3 if options.scribbles else 10))
         if pixels.mask.any():
             converted.thin += [where] if pixels.is_thin else []
             yield name, pixels
