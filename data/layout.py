@@ -49,29 +49,38 @@ class Split:
     def pairs(self) -> tuple[list[str], list[dict[str, Path]]]:
         """Return (the name of each image, the files of each image as {map: path}). Lists the folders once.
 
-        Raises UserError if a folder or a file is missing, two files have one name, a label is a JPEG, or there are no
-        images.
+        Raises UserError if a folder is missing, if there are no images, or as choose().
         """
         for kind, folder in self.folders.items():
             if not folder.is_dir():
                 remedy = "create it, or set its flag, as --val_path"
                 raise UserError(f"{folder}: no such folder (for the {kind} files): {remedy}")
-        names, paired, shared = [], [], in_images(self)
-        for name, candidates in match_files(self):
-            for kind, files in candidates.items():
-                if kind in shared and files and files[0].name == candidates["image"][0].name:
-                    raise UserError(f"{files[0]}: {ITSELF}, or set their folder with --train_path or --val_path")
-                if not files:
-                    raise UserError(_describe_missing(self, name, kind, candidates["image"]))
-                if len(files) > 1:
-                    raise UserError(f"{files[0]} and {files[1].name}: two files of one name: remove or rename one")
-                if kind != "image" and not files[0].name.lower().endswith(LABEL_SUFFIXES):
-                    raise UserError(f"{files[0]}: {NO_JPEG}")
-            names.append(name)
-            paired.append({kind: files[0] for kind, files in candidates.items()})
-        if not names:
+        matches = match_files(self)
+        if not matches:
             raise UserError(f"{self.folders['image']}: no images in it ({', '.join(IMAGE_SUFFIXES)})")
-        return names, paired
+        return [name for name, _ in matches], [self.choose(name, found) for name, found in matches]
+
+    def choose(self, name: str, found: Files) -> dict[str, Path]:
+        """Return the file of each map of an image among those that match_files() found.
+
+        Raises InputError if a map has no file or two of one name, or if a label is a JPEG or the image itself.
+        """
+        for kind, files in found.items():
+            if kind in self.in_images and files and files[0].name == found["image"][0].name:
+                raise InputError(f"{files[0]}: {ITSELF}, or set their folder with --train_path or --val_path")
+            if not files:
+                raise InputError(_describe_missing(self, name, kind, found["image"]))
+            if len(files) > 1:
+                raise InputError(f"{files[0]} and {files[1].name}: two files of one name: remove or rename one")
+            if kind != "image" and not files[0].name.lower().endswith(LABEL_SUFFIXES):
+                raise InputError(f"{files[0]}: {NO_JPEG}")
+        return {kind: files[0] for kind, files in found.items()}
+
+    @functools.cached_property
+    def in_images(self) -> set[str]:
+        """Return the maps whose folder is that of the images, where an image must not be taken for its own label."""
+        images = self.folders["image"].resolve()
+        return {kind for kind, folder in self.folders.items() if kind != "image" and folder.resolve() == images}
 
     @property
     def names(self) -> list[str]:
@@ -212,12 +221,6 @@ def match_files(
             name = without_suffix(inner.removeprefix(f"{folders['image'].name}/"), present["image"], ending)
         names.append(name)
     return [(name, {kind: files.get(name, []) for kind, files in present.items()}) for name in names]
-
-
-def in_images(split: Split) -> set[str]:
-    """Return the maps whose folder is that of the images, where an image must not be taken for its own label."""
-    images = split.folders["image"].resolve()
-    return {kind for kind, folder in split.folders.items() if kind != "image" and folder.resolve() == images}
 
 
 def select(files: Files, ending: str) -> Files:

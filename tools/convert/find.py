@@ -99,7 +99,7 @@ def _find_masks(source: Path) -> dict[str, Path]:
         try:
             with opened(path) as image:
                 mode, pixels = image.mode, np.array(image)
-        except UserError:
+        except InputError:
             continue  # the conversion names it
         colours = pixels.reshape(*pixels.shape[:2], -1)[:, :, :3]
         has_colours = mode != "P" and (colours != colours[:, :, :1]).any()

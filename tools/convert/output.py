@@ -13,7 +13,7 @@ import numpy as np
 
 from data.images import label_png, read_header
 from data.images.files import opened
-from support.errors import InputError, UserError
+from support.errors import InputError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
 from tools.convert.source import Converted, Draw, Entry, Numbering, Options
@@ -67,12 +67,9 @@ def _image_file(entry: Entry) -> Iterator[Path]:
 
 def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
-    try:
-        size, turn, _ = read_header(file)
-        with opened(file) as image:
-            image.load()
-    except UserError as error:
-        raise InputError(str(error)) from None
+    size, turn, _ = read_header(file)
+    with opened(file) as image:
+        image.load()
     if entry.size not in (None, size):
         why = "EXIF turns the image: save it upright" if turn > 4 else "width and height are swapped: correct them"
         swapped = f" ({why})" if entry.size == size[::-1] else ""
@@ -103,7 +100,7 @@ def write_mask(target: Path, label: np.ndarray, colours: np.ndarray) -> None:
         write_atomic(target, label_png(label, colours), parents=True)
         return
     is_same = False
-    with contextlib.suppress(UserError), opened(target) as present:
+    with contextlib.suppress(InputError), opened(target) as present:
         is_same = np.array_equal(np.asarray(present), label)
     if not is_same:  # or a folder, or a link to nothing
         raise InputError(f"{target}: {DIFFERS}")
