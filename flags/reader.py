@@ -86,7 +86,8 @@ class FlagReader:
             name = str(error.argument_name)
             action = parser._option_string_actions.get(name.replace("--no_", "--"))
             help = action.help if action else "it takes no value"
-            raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
+            dash = f" (a value that begins with '-' is written {name}='-value')" if "expected" in error.message else ""
+            raise UserError(f"{name}: {error.message}{dash}: {help}".replace("%%", "%")) from None
         values, is_flag = vars(parsed), re.compile(r"--?[A-Za-z_]").match
         if (unknown := list(filter(is_flag, surplus))) and not self.passes_on:
             raise UserError(self._unknown_names("flag", unknown, "--"))

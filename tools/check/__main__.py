@@ -43,7 +43,9 @@ class CheckFlags(Paths):
 
     root: Path = flag(None, "root of the data set, train.py's --dataset_path", is_argument=True)
     dataset: str = flag("", "labels to train on [guessed from the folders]", choices=tuple(MAPS))
-    numclasses: int | None = flag(None, "number of classes [inferred from the labels]", ge=2, le=255)
+    numclasses: int | None = flag(
+        None, "number of classes [inferred from the labels]", ge=2, le=255, aliases="num_classes"
+    )
     classes: str = flag(
         "", "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [ROOT/classes.txt]"
     )

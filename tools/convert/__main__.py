@@ -22,12 +22,13 @@ from support.terminal import say
 from tools.convert.formats import KINDS
 from tools.convert.running import ConvertFlags, run
 
+LIST = "\n".join(f"  {name:12} {kind.about}" for name, kind in KINDS.items())
 ABOUT = f"""Convert labels to images and masks for --dataset Folder, or to scribbles for --dataset ScribbleOnly.
 
 Without KIND, the program finds the kind of the labels in SOURCE and prints it.
 
 kinds:
-{chr(10).join(f"  {name:12} {kind.about}" for name, kind in KINDS.items())}
+{LIST}
 
 A pixel belongs to a polygon, rectangle or ellipse if its centre is inside; the centre of pixel (0, 0) is (0.5, 0.5).
 Where shapes overlap, a later shape covers an earlier one. Shapes are drawn in the order of the file, in CVAT by z_order

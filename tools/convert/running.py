@@ -87,7 +87,7 @@ def run(args: ConvertFlags) -> tuple[int, list[str]]:
     settings |= {"kind": name, "source": str(args.source.resolve())}
     reserve(note, settings, results, "tools.convert")
     write_atomic(file, text)
-    job = Job(kind.draw, args, numbering, images, masks)
+    job = Job(kind, args, numbering, images, masks)
     done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
     source.faults += _stale(masks, args, entries)
     status = _report(args, source, done, numbering)

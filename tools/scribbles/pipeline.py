@@ -39,6 +39,7 @@ from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
 from support.terminal import say, warn
 from tools.check.rules import DENSE
+from tools.scribbles.__main__ import READER as SIMULATE
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
@@ -97,10 +98,10 @@ def main(argv: list[str] | None = None) -> int:
 def run_steps(args: PipelineFlags) -> None:
     """Run all steps. Raises CalledProcessError if a step fails."""
     data, work = args.data.resolve(), args.out.resolve()
-    simulate, pseudo = (_words(args, name) for name in ("simulate", "pseudo"))
-    flags, cfg = read_flags(list(args.others), pseudo, data)
+    flags, cfg = read_flags(list(args.others), data)
+    simulate = read_words(args, "simulate", SIMULATE, OWN_SIMULATE, "simulate", "MASKS", "OUT")
+    pseudo = read_words(args, "pseudo", PSEUDO, OWN_PSEUDO)
     drawn, masks = (data / SCRIBBLES).is_dir(), first_folder(data, cfg.val_path, *MASKS)
-    refuse(simulate, OWN_SIMULATE, "tools.scribbles", "--simulate ")
     if drawn and simulate:
         raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
     if not drawn and not masks.is_dir():
@@ -151,18 +152,24 @@ def run_steps(args: PipelineFlags) -> None:
     run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
 
 
-def _words(args: PipelineFlags, name: str) -> list[str]:
-    """Return the words of a flag that holds the flags of another program."""
+def read_words(args: PipelineFlags, name: str, reader: FlagReader, own: Collection[str], *start: str) -> list[str]:
+    """Return the words of --simulate or --pseudo, the flags of a reader's program.
+
+    Raises UserError on a wrong one, or on one in `own`, which the chain sets. start: the program's arguments.
+    """
     try:
-        return shlex.split(getattr(args, name))
-    except ValueError as error:
-        raise UserError(f"--{name} {getattr(args, name)}: {error}") from None
+        words = shlex.split(getattr(args, name))
+        values = reader.command_line([*start, *words]).values
+    except ValueError as error:  # such as a UserError
+        raise UserError(f"--{name}: {error}") from None
+    refuse([f"--{flag}" for flag in values if flag in reader.flags], own, reader.program, f"--{name} ")
+    return words
 
 
 def refuse(words: Iterable[str], names: Collection[str], program: str, start: str = "") -> None:
     """Raise UserError if one of the words is a flag in `names`, which the chain sets. start: begins the message."""
     if word := next((word for word in words if word[:2] == "--" and word.partition("=")[0][2:] in names), None):
-        raise UserError(f"{start}{word}: the pipeline sets this flag of {program} itself: drop it")
+        raise UserError(f"{start}{word}: the pipeline sets this flag of {program.removeprefix('-m ')} itself: drop it")
 
 
 def check_strokes(folder: Path, labels: list[Path]) -> None:
@@ -179,10 +186,10 @@ def check_strokes(folder: Path, labels: list[Path]) -> None:
              "pixel without a stroke must be 255")  # fmt: skip
 
 
-def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], Config]:
+def read_flags(flags: list[str], data: Path) -> tuple[list[str], Config]:
     """Return the flags of train.py, with those of the data set's classes.txt, and the Config, with --background chosen.
 
-    Raises UserError on a wrong flag of train.py or pseudo.py, so that it is found before anything is done.
+    Raises UserError on a wrong flag, so that it is found before anything is done.
     """
     refuse(flags, OWN, "train.py")
     cfg, file = parse_flags([*flags, "--dataset_path", str(data)]), data / "classes.txt"
@@ -199,11 +206,6 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[st
         cfg = dataclasses.replace(cfg, background="0" if first_class.lower() in BACKGROUND else "none")
     if cfg.label_map:
         raise UserError(f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which it would map again")
-    try:
-        names = PSEUDO.command_line(pseudo)[0]
-    except UserError as error:
-        raise UserError(f"--pseudo: {error}") from None
-    refuse(map("--{}".format, names), OWN_PSEUDO, "pseudo.py", "--pseudo ")
     return flags, cfg
 
 

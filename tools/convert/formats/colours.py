@@ -24,7 +24,7 @@ from support.terminal import say
 from tools.convert.painting import HIDDEN, opaque, twins
 from tools.convert.polygons import Patch
 from tools.convert.reading import read_splits
-from tools.convert.source import Converted, Entry, Options, Source
+from tools.convert.source import Converted, Entry, Options, Shape, Source
 
 MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
@@ -55,7 +55,7 @@ def read(source: Source) -> None:
         counts.update(present)
         palettes += [set(present)] if len(present) <= MOST else []
     if source.entries and not counts:
-        _packed(source.entries[0].record)  # raises: no mask can be read, and draw() comes too late to say why
+        _packed(source.entries[0].record)  # raises: no mask can be read, and shapes() comes too late to say why
     colours = sorted(counts)
     if colours == [BLACK] and _packed(source.entries[0].record)[1]:
         raise UserError(f"{source.entries[0].record}: {HIDDEN}")
@@ -78,7 +78,7 @@ def read(source: Source) -> None:
 
 
 def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
-    """Yield the masks that can be read, as _packed() returns them. draw() names the others."""
+    """Yield the masks that can be read, as _packed() returns them. shapes() names the others."""
     for entry in progress_bar(entries, total=len(entries), title=doing, unit="mask"):
         with contextlib.suppress(InputError):
             yield _packed(entry.record)[0]
@@ -113,21 +113,24 @@ def _channels(packed: np.ndarray) -> np.ndarray:
     return np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1).astype(np.uint8)
 
 
-def draw(
-    entry: Entry, size: tuple[int, int], options: Options, converted: Converted
-) -> Iterator[tuple[str | None, Patch]]:
-    """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, and elsewhere if no class has it."""
-    pixels, converted.is_hidden = _packed(entry.record)
+def shapes(mask: Path, size: tuple[int, int], options: Options, converted: Converted) -> Iterator[Shape]:
+    """Yield the pixels of each colour of a mask. Black is unlabelled in strokes, and elsewhere if no class has it."""
+    pixels, converted.is_hidden = _packed(mask)
     height, width = pixels.shape
     if (height, width) != size:
-        raise InputError(f"{entry.record}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
+        raise InputError(f"{mask}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
     names = _class_of_colour(options)
     present = np.unique(pixels).tolist()
     if len(present) > MOST:
-        raise InputError(f"{entry.record}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
+        raise InputError(f"{mask}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
     for colour in present:
         if colour != BLACK or (colour in names and not options.scribbles):
-            yield names.get(colour, _name(colour)), Patch(0, 0, pixels == colour)
+            yield Shape(names.get(colour, _name(colour)), str(mask), pixels == colour)
+
+
+def patch(pixels: np.ndarray, where: str, size: tuple[int, int], line_width: float) -> Patch:
+    """Return the pixels of a colour."""
+    return Patch(0, 0, pixels)
 
 
 def has_colours(path: Path) -> bool:
