@@ -107,19 +107,20 @@ def find_split(
     root: the data set's folder. dataset: as --dataset. split: such as "train". The keyword arguments are the flags of
     the same names; "" for defaults.
     maps: {map: folder below root, or "" for the default one}, such as {"label": "", "pseudo": ""}. The default of
-    "label" is the dense masks if dataset is "Dense" or "Folder", else the scribbles. Distance maps default to the
-    folder `root`/MAP.
+    "mask" is the dense masks, that of "scribble" the scribbles, and that of "label" the dense masks if dataset is
+    "Dense" or "Folder", else the scribbles. Distance maps default to the folder `root`/MAP.
     Raises UserError if root, the list or the split is missing. The folders of label maps need not exist.
     """
     if not root.is_dir():
         raise UserError(f"--dataset_path {root}: no such folder")
     endings = {"image": image_suffix} | dict.fromkeys(maps, label_suffix)
     if dataset == "Folder":
-        place = find_plain(root, split, images=image_path, masks=maps.get("label", ""), list_path=list_path)
-        folders, list_file = {"image": place.images, "label": place.masks}, place.list_file
+        kind, masks = next(iter(maps.items()), ("label", ""))
+        place = find_plain(root, split, images=image_path, masks=masks, list_path=list_path)
+        folders, list_file = {"image": place.images, kind: place.masks}, place.list_file
         if not list_file:
             return Split(folders, None, None, endings)
-        _check_pairs(root, list_file, folders, endings)
+        _check_pairs(root, list_file, folders, endings, kind)
         return Split(folders, read_list(list_file, place.images.name), list_file, endings)
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
@@ -127,18 +128,19 @@ def find_split(
         remedy = f", but {others}: choose with --train_split or --val_split" if others else find_flags(root)
         raise UserError(f"{list_file}: no such list{remedy}")
     defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
+    defaults |= {"mask": MASKS, "scribble": (SCRIBBLES,)}
     folders = {"image": first_folder(root, image_path, "JPEGImages")}
     folders |= {kind: first_folder(root, path, *defaults.get(kind, (kind,))) for kind, path in maps.items()}
-    if dataset == "Dense" and "label" in maps:  # lists for scribbles may name the dense masks
-        _check_pairs(root, list_file, folders, endings)
+    for kind in maps.keys() & {"label", "mask"} if dataset == "Dense" else ():  # other lists may name the dense masks
+        _check_pairs(root, list_file, folders, endings, kind)
     return Split(folders, read_list(list_file, folders["image"].name), list_file, endings)
 
 
-def _check_pairs(root: Path, list_file: Path, folders: dict[str, Path], endings: dict[str, str]) -> None:
+def _check_pairs(root: Path, list_file: Path, folders: dict[str, Path], endings: dict[str, str], kind: str) -> None:
     """Raise UserError if a list names one mask, and another one has the image's name and would be read."""
-    masks = folders["label"]
+    masks = folders[kind]
     for image, mask in (_split_pair(line, folders["image"].name) for line in _lines(list_file)):
-        stem = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings["label"]
+        stem = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings[kind]
         named = root / mask.lstrip("/")
         if not mask or not named.is_file() or (named.stem == stem and named.is_relative_to(masks)):
             continue

@@ -187,6 +187,14 @@ def test_last_line_is_the_whole_training_command(tmp_path, capsys, monkeypatch):
     assert Path(program).samefile(REPO / "train.py")
 
 
+def test_a_stage_of_a_config_gives_flags_and_stays_in_the_command(clean, tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("numclasses: 3\nworkers: 1\nstages:\n  many:\n    numclasses: 4\n")
+    words = ["--config", str(tmp_path / "c.yaml"), "--stage", "many"]
+    said = report(clean, capsys, 1, *words)
+    assert "class-absent (1)" in said
+    assert shlex.split(said.splitlines()[-1])[-6:] == [*words, "--dataset_path", str(clean)]
+
+
 def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
     assert command[-5:] == [str(clean), "--dataset", "Folder", "--train_path", "masks"]

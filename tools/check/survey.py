@@ -4,7 +4,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from data import layout
@@ -64,19 +64,12 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
     missing.
     """
     is_train = name == paths.split_names[0]
-    kinds = {"pseudo" if kind == "pseudo" else "label": kind for kind in required_labels(dataset, is_train=is_train)}
-    chosen = {"label": paths.train_path if is_train else paths.val_path, "pseudo": paths.pseudo_path}
-    maps = {map_name: chosen[map_name] for map_name in kinds}
+    folders = {"mask": paths.train_path if is_train else paths.val_path}
+    folders |= {"scribble": paths.train_path, "pseudo": paths.pseudo_path}
+    maps = {"mask": paths.val_path} | {kind: folders[kind] for kind in required_labels(dataset, is_train=is_train)}
     reads = dataset if is_train or dataset == "Folder" else "Dense"
     names = ("list_path", "image_path", "image_suffix", "label_suffix")
-    split = layout.find_split(root, reads, name, maps, **{flag: getattr(paths, flag) for flag in names})
-    folders = {"image": split.folders["image"], "mask": layout.first_folder(root, paths.val_path, *layout.MASKS)}
-    folders |= {kind: split.folders[map_name] for map_name, kind in kinds.items()}
-    return replace(split, folders=folders, endings=_endings(folders, paths))
-
-
-def _endings(folders: dict[str, Path], paths: Paths) -> dict[str, str]:
-    return dict.fromkeys(folders, paths.label_suffix) | {"image": paths.image_suffix}
+    return layout.find_split(root, reads, name, maps, **{flag: getattr(paths, flag) for flag in names})
 
 
 def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, is_train: bool) -> list[Sample]:
@@ -173,7 +166,7 @@ def survey(
         place = find_whole(root, images=paths.image_path, masks=paths.val_path)
         if list_folder(place.images, layout.IMAGE_SUFFIXES):
             folders = {"image": place.images, "mask": place.masks}
-            splits[WHOLE] = Split(folders, endings=_endings(folders, paths))
+            splits[WHOLE] = Split(folders, endings={"image": paths.image_suffix, "mask": paths.label_suffix})
             findings.add("no-split", place.images, f"no {' and no '.join(names)}")
             missing = {}
         elif place.images.is_dir():
