@@ -49,29 +49,38 @@ class Split:
     def pairs(self) -> tuple[list[str], list[dict[str, Path]]]:
         """Return (the name of each image, the files of each image as {map: path}). Lists the folders once.
 
-        Raises UserError if a folder or a file is missing, two files have one name, a label is a JPEG, or there are no
-        images.
+        Raises UserError if a folder is missing, if there are no images, or as choose().
         """
         for kind, folder in self.folders.items():
             if not folder.is_dir():
                 remedy = "create it, or set its flag, as --val_path"
                 raise UserError(f"{folder}: no such folder (for the {kind} files): {remedy}")
-        names, paired, shared = [], [], in_images(self)
-        for name, candidates in match_files(self):
-            for kind, files in candidates.items():
-                if kind in shared and files and files[0].name == candidates["image"][0].name:
-                    raise UserError(f"{files[0]}: {ITSELF}, or set their folder with --train_path or --val_path")
-                if not files:
-                    raise UserError(_describe_missing(self, name, kind, candidates["image"]))
-                if len(files) > 1:
-                    raise UserError(f"{files[0]} and {files[1].name}: two files of one name: remove or rename one")
-                if kind != "image" and not files[0].name.lower().endswith(LABEL_SUFFIXES):
-                    raise UserError(f"{files[0]}: {NO_JPEG}")
-            names.append(name)
-            paired.append({kind: files[0] for kind, files in candidates.items()})
-        if not names:
+        matches = match_files(self)
+        if not matches:
             raise UserError(f"{self.folders['image']}: no images in it ({', '.join(IMAGE_SUFFIXES)})")
-        return names, paired
+        return [name for name, _ in matches], [self.choose(name, found) for name, found in matches]
+
+    def choose(self, name: str, found: Files) -> dict[str, Path]:
+        """Return the file of each map of an image among those that match_files() found.
+
+        Raises InputError if a map has no file or two of one name, or if a label is a JPEG or the image itself.
+        """
+        for kind, files in found.items():
+            if kind in self.in_images and files and files[0].name == found["image"][0].name:
+                raise InputError(f"{files[0]}: {ITSELF}, or set their folder with --train_path or --val_path")
+            if not files:
+                raise InputError(_describe_missing(self, name, kind, found["image"]))
+            if len(files) > 1:
+                raise InputError(f"{files[0]} and {files[1].name}: two files of one name: remove or rename one")
+            if kind != "image" and not files[0].name.lower().endswith(LABEL_SUFFIXES):
+                raise InputError(f"{files[0]}: {NO_JPEG}")
+        return {kind: files[0] for kind, files in found.items()}
+
+    @functools.cached_property
+    def in_images(self) -> set[str]:
+        """Return the maps whose folder is that of the images, where an image must not be taken for its own label."""
+        images = self.folders["image"].resolve()
+        return {kind for kind, folder in self.folders.items() if kind != "image" and folder.resolve() == images}
 
     @property
     def names(self) -> list[str]:
@@ -98,19 +107,20 @@ def find_split(
     root: the data set's folder. dataset: as --dataset. split: such as "train". The keyword arguments are the flags of
     the same names; "" for defaults.
     maps: {map: folder below root, or "" for the default one}, such as {"label": "", "pseudo": ""}. The default of
-    "label" is the dense masks if dataset is "Dense" or "Folder", else the scribbles. Distance maps default to the
-    folder `root`/MAP.
+    "mask" is the dense masks, that of "scribble" the scribbles, and that of "label" the dense masks if dataset is
+    "Dense" or "Folder", else the scribbles. Distance maps default to the folder `root`/MAP.
     Raises UserError if root, the list or the split is missing. The folders of label maps need not exist.
     """
     if not root.is_dir():
         raise UserError(f"--dataset_path {root}: no such folder")
     endings = {"image": image_suffix} | dict.fromkeys(maps, label_suffix)
     if dataset == "Folder":
-        place = find_plain(root, split, images=image_path, masks=maps.get("label", ""), list_path=list_path)
-        folders, list_file = {"image": place.images, "label": place.masks}, place.list_file
+        kind, masks = next(iter(maps.items()), ("label", ""))
+        place = find_plain(root, split, images=image_path, masks=masks, list_path=list_path)
+        folders, list_file = {"image": place.images, kind: place.masks}, place.list_file
         if not list_file:
             return Split(folders, None, None, endings)
-        _check_pairs(root, list_file, folders, endings)
+        _check_pairs(root, list_file, folders, endings, kind)
         return Split(folders, read_list(list_file, place.images.name), list_file, endings)
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
@@ -118,18 +128,19 @@ def find_split(
         remedy = f", but {others}: choose with --train_split or --val_split" if others else find_flags(root)
         raise UserError(f"{list_file}: no such list{remedy}")
     defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
+    defaults |= {"mask": MASKS, "scribble": (SCRIBBLES,)}
     folders = {"image": first_folder(root, image_path, "JPEGImages")}
     folders |= {kind: first_folder(root, path, *defaults.get(kind, (kind,))) for kind, path in maps.items()}
-    if dataset == "Dense" and "label" in maps:  # lists for scribbles may name the dense masks
-        _check_pairs(root, list_file, folders, endings)
+    for kind in maps.keys() & {"label", "mask"} if dataset == "Dense" else ():  # other lists may name the dense masks
+        _check_pairs(root, list_file, folders, endings, kind)
     return Split(folders, read_list(list_file, folders["image"].name), list_file, endings)
 
 
-def _check_pairs(root: Path, list_file: Path, folders: dict[str, Path], endings: dict[str, str]) -> None:
+def _check_pairs(root: Path, list_file: Path, folders: dict[str, Path], endings: dict[str, str], kind: str) -> None:
     """Raise UserError if a list names one mask, and another one has the image's name and would be read."""
-    masks = folders["label"]
+    masks = folders[kind]
     for image, mask in (_split_pair(line, folders["image"].name) for line in _lines(list_file)):
-        stem = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings["label"]
+        stem = posixpath.splitext(posixpath.basename(image))[0].removesuffix(endings["image"]) + endings[kind]
         named = root / mask.lstrip("/")
         if not mask or not named.is_file() or (named.stem == stem and named.is_relative_to(masks)):
             continue
@@ -212,12 +223,6 @@ def match_files(
             name = without_suffix(inner.removeprefix(f"{folders['image'].name}/"), present["image"], ending)
         names.append(name)
     return [(name, {kind: files.get(name, []) for kind, files in present.items()}) for name in names]
-
-
-def in_images(split: Split) -> set[str]:
-    """Return the maps whose folder is that of the images, where an image must not be taken for its own label."""
-    images = split.folders["image"].resolve()
-    return {kind for kind, folder in split.folders.items() if kind != "image" and folder.resolve() == images}
 
 
 def select(files: Files, ending: str) -> Files:

@@ -19,7 +19,7 @@ LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 class Flag:
     """A command-line flag: its default, help, limits, names and type. Brackets in `help` state the default.
 
-    flag() sets the fields up to `per_rank`; flags_of() sets the others.
+    flag() sets the fields up to `is_argument`; flags_of() sets the others.
     """
 
     default: Any
@@ -36,6 +36,7 @@ class Flag:
     needs: tuple[str, Callable[[Any], bool]] | None = None  # (text, test) of what it needs to have an effect
     per_launch: bool = False  # belongs to one start of the program and is not saved with the run
     per_rank: bool = False  # may differ between ranks, such as a path or a device
+    is_argument: bool = False  # a word without --name, such as a folder; required if the default is None
     name: str = ""
     group: str = ""  # heading in --help
     kind: type = str  # type of the value, or of each value if is_list
@@ -93,10 +94,10 @@ def as_word(value: object) -> str:
 
 
 def flag(default: Any, help: str, **facts: Any) -> Any:
-    """Return a dataclass field that declares a flag. facts: fields of Flag, from `choices` to `needs` and `per_rank`.
+    """Return a dataclass field that declares a flag. facts: fields of Flag, from `choices` to `is_argument`.
 
-    The field's annotation is the flag's type: str, int, float, bool, bool | None (None: not set), tuple[str, ...] or
-    tuple[float, ...]. The first line of the dataclass's docstring is the flag's heading in --help.
+    The field's annotation is the flag's type: str, int, float, bool or Path, one of these or None (None: not set),
+    tuple[str, ...] or tuple[float, ...]. The first line of the dataclass's docstring is the flag's heading in --help.
     """
     return dataclasses.field(default=default, metadata={"flag": Flag(default, help, **facts)})
 

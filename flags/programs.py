@@ -85,3 +85,4 @@ TASKS = {
     "test": (FlagReader(TestFlags, "train.py", "Score a trained run, as evaluate.py does."), EVALUATE),
     "predict": (FlagReader(PredictTaskFlags, "train.py", "Predict with a trained run, as predict.py does."), PREDICT),
 }
+FlagReader.readers.update({reader.program: reader for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)})

@@ -9,14 +9,14 @@ import difflib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from flags.declare import Flag, flags_of
 from flags.other_trainers import changes_nothing, other_names
 from support.errors import UserError
-from support.shell import document
+from support.shell import PACKAGE, document, python_command
 from support.yaml_file import read_yaml
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
@@ -42,14 +42,28 @@ class Parsed(NamedTuple):
 class FlagReader:
     """A reader of the flags that the dataclass `declared` declares, for one program.
 
-    renamed: {other name: flag} that only this program accepts, besides those that the flags declare.
+    program: what follows "python ", such as "train.py" or "-m tools.check". renamed: {other name: flag} that only this
+    program accepts, besides those that the flags declare. has_config: whether there are --config and --stage.
+    passes_on: whether unknown flags belong to another program: the value `others` has them, and all words behind.
     """
 
     readers: ClassVar[dict[str, "FlagReader"]] = {}  # for hints: which program has a flag
 
-    def __init__(self, declared: type, program: str, description: str, renamed: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        declared: type,
+        program: str,
+        description: str,
+        renamed: Mapping[str, str] | None = None,
+        *,
+        has_config: bool = True,
+        passes_on: bool = False,
+    ):
         self.declared, self.program, self.description = declared, program, description
-        self.flags = flags_of(declared)
+        self.has_config, self.passes_on = has_config, passes_on
+        every = flags_of(declared)
+        self.arguments = [item for item in every.values() if item.is_argument]
+        self.flags = {name: item for name, item in every.items() if not item.is_argument}
         same = {alias: item.name for item in self.flags.values() for alias in item.aliases.split()}
         noted = {alias: item.name for item in self.flags.values() for alias in item.renamed}
         self.renamed = {alias: note for item in self.flags.values() for alias, note in item.renamed.items()}
@@ -58,7 +72,6 @@ class FlagReader:
         self.aliases = {alias: name for alias, name in others if alias not in self.flags}
         switches_off = [f"no_{item.name}" for item in self.flags.values() if item.kind is bool]
         self.names = self.aliases | {name: name for name in (*self.flags, *switches_off)}  # for hints
-        self.readers.setdefault(program, self)
 
     def command_line(self, argv: list[str] | None = None) -> Parsed:
         """Parse the words of a command line; None: sys.argv.
@@ -73,20 +86,34 @@ class FlagReader:
             name = str(error.argument_name)
             action = parser._option_string_actions.get(name.replace("--no_", "--"))
             help = action.help if action else "it takes no value"
-            raise UserError(f"{name}: {error.message}: {help}".replace("%%", "%")) from None
-        values, unknown = vars(parsed), [word for word in surplus if re.match(r"--?[A-Za-z_]", word)]
-        if unknown:
+            dash = f" (a value that begins with '-' is written {name}='-value')" if "expected" in error.message else ""
+            raise UserError(f"{name}: {error.message}{dash}: {help}".replace("%%", "%")) from None
+        values, is_flag = vars(parsed), re.compile(r"--?[A-Za-z_]").match
+        if (unknown := list(filter(is_flag, surplus))) and not self.passes_on:
             raise UserError(self._unknown_names("flag", unknown, "--"))
-        if surplus:
-            raise UserError(f"unexpected argument {surplus[0]!r}: flags are written --name value")
+        arguments = self._arguments(list(takewhile(lambda word: not is_flag(word), surplus)))
         path, stage = values.pop("config", None), values.pop("stage", "")
         if path == "":
             raise UserError("--config is empty: name a FILE")
         if stage and not path:
             raise UserError(f"--stage {stage} without --config: add --config FILE")
-        converted = {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
+        converted = {item.name: item.convert(word, item.name.upper()) for item, word in arguments}
+        converted |= {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
         names = [_name(word[2:].partition("=")[0]).removeprefix("no_") for word in argv if word.startswith("--")]
+        if self.passes_on:
+            converted["others"] = tuple(surplus[len(arguments) :])
         return Parsed(converted, ConfigFile(Path(path), stage) if path else None, self._notes(names, "--"))
+
+    def _arguments(self, words: list[str]) -> list[tuple[Flag, str]]:
+        """Return (argument, its word) of the words that belong to no flag. An optional argument gets one if all do."""
+        required = [item for item in self.arguments if item.default is None]
+        if missing := [item.name.upper() for item in required[len(words) :]]:
+            command = python_command(*self.program.split(), "--help")
+            raise UserError(f"the following arguments are required: {', '.join(missing)}: to list all flags: {command}")
+        declared = self.arguments if len(words) >= len(self.arguments) else required
+        if len(words) > len(declared) and not self.passes_on:
+            raise UserError(f"unexpected argument {words[len(declared)]!r}: flags are written --name value")
+        return list(zip(declared, words, strict=False))
 
     def yaml_file(self, config_file: ConfigFile, *, of_run: bool = False) -> Parsed:
         """Parse a YAML file. The values of the chosen stage override the others.
@@ -124,22 +151,28 @@ class FlagReader:
 
     def _parser(self) -> argparse.ArgumentParser:
         """Return an ArgumentParser of all flags, whose values remain text (bool for switches)."""
+        start = f"python {self.program}".replace("-m ", f"-m {PACKAGE}." if PACKAGE else "-m ")
+        words = [item.name if item.default is None else f"[{item.name}]" for item in self.arguments]
+        config = ["[--config FILE [--stage NAME]]"] if self.has_config else []
+        listed = [f"  {item.name.upper():9} {item.help}" for item in self.arguments]
         parser = argparse.ArgumentParser(
-            f"python {self.program}",
-            f"python {self.program} [--config FILE [--stage NAME]] [--flag value ...]",
-            self.description,
-            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+            start,
+            " ".join([start, *map(str.upper, words), *config, "[--flag value ...]"]),
+            "\n".join([self.description, *listed]),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32),
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             exit_on_error=False,
         )
-        parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line overrides it")
-        parser.add_argument("--stage", metavar="NAME", help="section of the file's `stages`; overrides the rest of it")
+        if self.has_config:
+            parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line overrides it")
+            stage = "section of the file's `stages`; overrides the rest of it"
+            parser.add_argument("--stage", metavar="NAME", help=stage)
         for heading, items in groupby(self.flags.values(), lambda item: item.group):
             group = parser.add_argument_group(heading)
             for item in items:
                 help = item.help + ("; one of " + ", ".join(map(str, item.choices)) if item.choices else "")
-                if "[" not in help and item.default is not False:
+                if "[" not in help and item.default is not False and item.default not in (None, ""):
                     help += f" [{' '.join(map(str, item.default)) if item.is_list else item.default}]"
                 help = help.replace("%", "%%")
                 if item.kind is bool:
@@ -212,7 +245,7 @@ class FlagReader:
             name, equals, value = word.removeprefix("--").partition("=")
             name = _name(name)
             bare = name.removeprefix("no_")
-            if not word.startswith("--") or bare in ("", "config", "stage"):
+            if not word.startswith("--") or bare in ("", "config", "stage") or " " in name:  # flags in one value
                 translated += [word] if word != "--" else []  # launchers pass it on
                 continue
             is_negated = bare != name and bare in self.names

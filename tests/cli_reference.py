@@ -14,9 +14,9 @@ from flags import READER
 from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
 from flags.reader import FlagReader
 from tools import split
-from tools.check import __main__ as check
-from tools.convert import __main__ as convert
-from tools.scribbles import __main__ as scribbles
+from tools.check.__main__ import READER as CHECK
+from tools.convert.__main__ import READER as CONVERT
+from tools.scribbles.__main__ import READER as SCRIBBLES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """# Command line
@@ -50,34 +50,35 @@ STATUSES = """
 `train_torchrun.sh`, `train_ddp.sh` and `run_ddp.sh` end with the status of the process that failed first, and its line;
 after a signal, with 75.
 """
-PARSERS = (
-    ("python -m tools.check", check.parser()),
-    ("python -m tools.convert", convert.parser()),
-    ("python -m tools.split", split.parser()),
-    ("python -m data.distance", distance.parser()),
-    ("python -m tools.scribbles", scribbles.parser()),
-)
+PROGRAMS = (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)
+TOOLS = (CHECK, CONVERT, split.READER, SCRIBBLES)
 COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 
 
 def page() -> str:
     """The whole of docs/cli.md."""
     lines = [HEAD.rstrip()]
-    for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT):
-        lines += ["", f"## {reader.program}", "", *_of_reader(reader)]
-    for title, parser in PARSERS:
-        lines += ["", f"## {title}", "", *_of_parser(parser)]
+    for reader in (*PROGRAMS, *TOOLS):
+        lines += ["", f"## {'python ' if reader in TOOLS else ''}{reader.program}", "", *_of_reader(reader)]
+    lines += ["", "## python -m data.distance", "", *_of_parser(distance.parser())]
     return "\n".join(lines) + "\n" + STATUSES
 
 
 def _of_reader(reader: FlagReader) -> list[str]:
     """A table for each group of a program's flags, and their other names."""
-    lines = [reader.description]
+    lines = [reader.description.partition("\n")[0]]
+    if reader.arguments:
+        lines += ["", "### Arguments", "", *COLUMNS]
+    for item in reader.arguments:
+        kind, note = ("path" if item.kind is Path else "name"), (" [required]" if item.default is None else "")
+        lines.append(_row(f"`{item.name.upper()}`", kind, item.help + note, item.default, item.choices))
     for group, flags in groupby(reader.flags.values(), lambda item: item.group):
         lines += ["", f"### {group}", "", *COLUMNS]
         for item in flags:
             kind = "switch" if item.kind is bool else item.kind.__name__.upper() + " ..." * item.is_list
             lines.append(_row(f"`--{item.name}`", kind, item.help, item.default, item.choices))
+    if reader in TOOLS:
+        return lines
     if reader is not READER:
         return [
             *lines,

@@ -84,7 +84,7 @@ def program_of(command: str) -> tuple[str, list[str]]:
         if name == "train_multi_gpu.sh":
             return "train.py", ["--config", rest[0], "--stage", *rest[1:]]
         if name == "scribble_pipeline.sh":
-            return "train.py", scribble_pipeline.parser().parse_known_args(rest)[1]
+            return "train.py", list(scribble_pipeline.READER.command_line(rest).values["others"])
         if name.endswith(".sh"):
             default = re.search(r"CONFIG:-([^}]+)\}", (REPO / word).read_text())
             chosen = env.get("CONFIG") or (default[1] if default else "")

@@ -17,7 +17,6 @@ from support.errors import UserError
 from tools.check import commands
 from tools.check.__main__ import check, main
 from tools.check.findings import ERRORS, WARNINGS
-from tools.check.survey import Paths
 from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
@@ -64,9 +63,9 @@ def test_each_fault_is_named_by_its_code_and_file(faulty, tmp_path):
 
 
 def test_labels_out_of_the_given_range(faulty):
-    assert found(faulty, num_classes=4)["label-out-of-range"] == ["masks/train/odd.png", "masks/val/good.png"]
-    assert found(faulty, num_classes=255)["class-absent"]  # and 254 is a class
-    assert "label-out-of-range" not in found(faulty, num_classes=255)
+    assert found(faulty, numclasses=4)["label-out-of-range"] == ["masks/train/odd.png", "masks/val/good.png"]
+    assert found(faulty, numclasses=255)["class-absent"]  # and 254 is a class
+    assert "label-out-of-range" not in found(faulty, numclasses=255)
 
 
 def palette_of(values: np.ndarray, *colours: list[int]) -> Image.Image:
@@ -163,8 +162,8 @@ def test_classes_of_the_data_sets_own_file(clean, tmp_path, capsys):
     Drawn(root).pair("train/colour", mask=np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
     assert "#ff0000 = class 1" in report(root, capsys, 2)
     with pytest.raises(UserError, match=r"classes\.txt: 3 names, but --numclasses is 4"):
-        check(root, num_classes=4)
-    assert check(root, num_classes=21, classes="voc")[0].class_file == "voc"
+        check(root, numclasses=4)
+    assert check(root, numclasses=21, classes="voc")[0].class_file == "voc"
 
 
 def last_command(root, capsys, *words: str) -> list[str]:
@@ -188,6 +187,14 @@ def test_last_line_is_the_whole_training_command(tmp_path, capsys, monkeypatch):
     assert Path(program).samefile(REPO / "train.py")
 
 
+def test_a_stage_of_a_config_gives_flags_and_stays_in_the_command(clean, tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("numclasses: 3\nworkers: 1\nstages:\n  many:\n    numclasses: 4\n")
+    words = ["--config", str(tmp_path / "c.yaml"), "--stage", "many"]
+    said = report(clean, capsys, 1, *words)
+    assert "class-absent (1)" in said
+    assert shlex.split(said.splitlines()[-1])[-6:] == [*words, "--dataset_path", str(clean)]
+
+
 def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
     assert command[-5:] == [str(clean), "--dataset", "Folder", "--train_path", "masks"]
@@ -199,15 +206,15 @@ def test_what_is_no_data_set_is_said_so(tmp_path):
         check(tmp_path)
     with pytest.raises(UserError, match="nowhere: no such folder"):
         check(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="--numclasses 1: must be 2 to 255"):
+    with pytest.raises(UserError, match="--numclasses 1: must be at least 2 and at most 255"):
         main([str(tmp_path), "--numclasses", "1"])
 
 
 def test_an_image_is_not_checked_as_its_own_label(tmp_path):
     for split in ("train", "val"):
         Drawn(tmp_path, image="").put("image", f"{split}/a.png", label(0, 1, 2))
-    paths = Paths(image_path=".", train_path=".", val_path=".")
-    assert found(tmp_path, dataset="Folder", paths=paths)["image-without-label"] == ["train/a.png", "val/a.png"]
+    paths = {"image_path": ".", "train_path": ".", "val_path": "."}
+    assert found(tmp_path, dataset="Folder", **paths)["image-without-label"] == ["train/a.png", "val/a.png"]
 
 
 def test_annotations_in_csv_are_named(tmp_path):
@@ -221,7 +228,7 @@ def test_annotations_in_csv_are_named(tmp_path):
 
 
 def test_numbers_of_the_summary(clean):
-    summary, _ = check(clean, paths=Paths(val_path="masks"))
+    summary, _ = check(clean, val_path="masks")
     assert summary.images == {"train": 3, "val": 1}
     assert summary.sizes == {"64x48": 4}
     assert summary.num_classes == 3
@@ -239,7 +246,7 @@ def test_d1_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     assert "label-binary-255 (1)" in said
     assert "masks/train/b.png: 50.0% of its pixels are 255; 25% of the masks are so" in said
     assert main([*shlex.split(said.splitlines()[-1])[5:], "--workers", "0"]) == 0
-    assert check(tmp_path, paths=Paths(label_map="binary"))[0].classes[1].pixels == {"train": 64 * 48, "val": 32 * 48}
+    assert check(tmp_path, label_map="binary")[0].classes[1].pixels == {"train": 64 * 48, "val": 32 * 48}
     drawn.pair("train/e", mask=label(0, 1, 255))  # 255 is what is ignored
     capsys.readouterr()
     assert "1 of 5 masks hold only 0 and 255 (ignored): is 255 an object" in report(tmp_path, capsys, 0)
@@ -248,7 +255,7 @@ def test_d1_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
 
 
 def test_real_dense_data_is_clean(camvid):
-    summary, findings = check(camvid, num_classes=11, classes="camvid", workers=2)
+    summary, findings = check(camvid, numclasses=11, classes="camvid", workers=2)
     assert [finding.code for finding in findings.sorted()] == []
     assert summary.images == {"train": 367, "val": 101}
     assert summary.sizes == {"480x360": 468}
@@ -337,7 +344,7 @@ def test_labels_of_other_endings_are_named_if_only_some_images_have_them(tmp_pat
             drawn.put("mask", f"{name}{end}.png", label(0, 1))
     expected = [drawn.put("mask", f"{name}{other}.png", label(0, 2)) for name in ("train/a (1)_2", "val/c")]
     files = {"label-other-ending": [path.relative_to(tmp_path).as_posix() for path in expected]}
-    assert found(tmp_path, paths=Paths(label_suffix=ending)) == files
+    assert found(tmp_path, label_suffix=ending) == files
     for path in tmp_path.rglob("*_colour.png"):  # a second label of each image is of another kind
         path.unlink()
     assert found(tmp_path) == files

@@ -13,7 +13,6 @@ from test_check import report
 from support.errors import UserError
 from tools.check.__main__ import check, main
 from tools.check.guess import guess_endings
-from tools.check.survey import Paths
 from tools.convert.__main__ import main as convert
 from tools.convert.find import find_kinds
 from tools.split import main as divide
@@ -81,9 +80,9 @@ def test_folders_that_the_user_names_stay(tmp_path):
     drawn = Drawn(tmp_path, image="photos")
     drawn.pair("train/a")
     drawn.pair("val/b")
-    assert check(tmp_path, paths=Paths(image_path="photos"))[0].flags == {"image_path": "photos"}
+    assert check(tmp_path, image_path="photos")[0].flags == {"image_path": "photos"}
     with pytest.raises(UserError, match="no data set"):
-        check(tmp_path, paths=Paths(image_path="fotos"))
+        check(tmp_path, image_path="fotos")
 
 
 def test_ends_of_names():
@@ -203,7 +202,7 @@ def test_values_that_the_map_lacks_are_a_finding(tmp_path):
     drawn = Drawn(tmp_path)
     drawn.pair("train/a", mask=label(0, 128, 255))
     drawn.pair("val/b", mask=label(0, 255))
-    summary, findings = check(tmp_path, paths=Paths(label_map="binary"))
+    summary, findings = check(tmp_path, label_map="binary")
     found = {finding.code: (finding.files, finding.notes) for finding in findings.sorted()}
     assert found == {"label-not-listed": (["masks/train/a.png"], [f"128 in {21 * 48} pixel(s)"])}
     assert summary.num_classes == 2

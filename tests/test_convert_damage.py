@@ -163,7 +163,7 @@ CVAT = [
 ]
 M = "masks/bad.png"
 COLOURS = [
-    (copy("images/good.png", "images/bad.bmp"), "two images of one name", "skip"),
+    (copy("images/good.png", "images/bad.bmp"), "two files of one name", "skip"),
     (remove("images/bad.png"), "a mask without an image", "skip"),
     (remove(M), "an image without a mask: expected", "skip"),
     (save(M, SMALL), "12x10 pixels, but the image has 32x24", "skip"),

@@ -234,10 +234,10 @@ def test_processes_write_the_same_and_copy_where_links_fail(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["labelmee", "in", "out"], "invalid choice: 'labelmee' (choose from"),
+        (["labelmee", "in", "out"], "KIND: 'labelmee' is not known: did you mean labelme? One of colours,"),
         (["labelme", "nowhere", "out"], "nowhere: no such file or folder"),
         (["labelme", "in", "out", "--images", "nowhere"], "--images nowhere: no such folder"),
-        (["labelme", "in", "out", "--line_width", "nan"], "--line_width nan: must be a number of pixels above 0"),
+        (["labelme", "in", "out", "--line_width", "nan"], "--line_width nan: must be a finite number"),
         (["labelme", "in", "out", "--split", "../x"], "--split ../x: must be the name of a folder"),
         (["cvat", "in", "out"], "in: no .xml file in it"),
     ],

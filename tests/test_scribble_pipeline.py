@@ -91,7 +91,9 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         (["DRAWN", "work", "--pseudo=--output x"], "--pseudo --output: the pipeline sets this flag of pseudo.py"),
         (["DRAWN", "work", "--pseudo=--scales 0"], "--pseudo: --scales"),
         (["DRAWN", "work", "--simulate=--length 0.5"], "has scribbles, so none are simulated: drop this flag"),
-        (["DRAWN", "work", "--simulate=--list=x"], "--simulate --list=x: the pipeline sets this flag of tools"),
+        (["BARE", "work", "--simulate=--widht 5"], "--simulate: unknown flag --widht: did you mean --width?"),
+        (["BARE", "work", "--simulate='--width"], "--simulate: No closing quotation"),
+        (["DRAWN", "work", "--simulate=--list=x"], "--simulate --list: the pipeline sets this flag of tools"),
         (["DRAWN", "work"], "DRAWN/ImageSets/Segmentation/train.txt: no such list"),
         (["BARE", "work"], "BARE: has neither pascal_2012_scribble, with strokes, nor SegmentationClass, with"),
         (["UNNAMED", "work"], "UNNAMED/classes.txt: no such file: list the class names there"),
@@ -203,14 +205,14 @@ def test_classes_are_the_data_sets_own(tmp_path):
     file.write_text("building\ncar\nsky\n")
     recipe, of_config = tmp_path / "recipe.yaml", ["--config", str(tmp_path / "recipe.yaml")]
     recipe.write_text("epochs: 1\n")
-    flags, cfg = scribble_pipeline.read_flags(of_config, [], tmp_path)
+    flags, cfg = scribble_pipeline.read_flags(of_config, tmp_path)
     assert flags == ["--numclasses", "3", "--classes", str(file), *of_config]
     assert (cfg.numclasses, cfg.classes, cfg.background) == (3, str(file), "none")  # as train.py's recipe chooses
-    assert scribble_pipeline.read_flags(["--background", "0"], [], tmp_path)[1].background == "0"
+    assert scribble_pipeline.read_flags(["--background", "0"], tmp_path)[1].background == "0"
     recipe.write_text("numclasses: 3\n")
-    assert scribble_pipeline.read_flags(of_config, [], tmp_path)[0] == ["--classes", str(file), *of_config]
+    assert scribble_pipeline.read_flags(of_config, tmp_path)[0] == ["--classes", str(file), *of_config]
     recipe.write_text("numclasses: 4\n")
     with pytest.raises(UserError, match=r"classes\.txt: has 3 classes, but flags or --config say 4: drop"):
-        scribble_pipeline.read_flags(of_config, [], tmp_path)
+        scribble_pipeline.read_flags(of_config, tmp_path)
     file.write_text("background\ncar\nsky\n")
-    assert scribble_pipeline.read_flags([], [], tmp_path)[1].background == "0"
+    assert scribble_pipeline.read_flags([], tmp_path)[1].background == "0"

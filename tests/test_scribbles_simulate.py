@@ -117,7 +117,7 @@ def test_real_masks_get_as_many_labelled_pixels_as_people_drew(scribblesup, tmp_
     ("words", "named"),
     [
         (["simulate", "nowhere", "o"], "nowhere: no such folder"),
-        (["simulate", "m", "o", "--skip", "1.5"], "--skip 1.5: must be 0 to 0.99"),
+        (["simulate", "m", "o", "--skip", "1.5"], "--skip 1.5: must be at least 0 and at most 0.99"),
         (["simulate", "m", "o", "--length", "0"], "--length 0.0: must be above 0 and at most 1"),
         (["simulate", "e", "o"], "e: no label map in it (.png, "),
         (["simulate", "two", "o"], "two/a.png and a.bmp: two files of one name: remove or rename one"),

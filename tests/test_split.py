@@ -118,6 +118,8 @@ def test_names_that_a_list_cannot_hold_are_refused(tmp_path, name):
         (["--group", "_[5-9]"], "not in 3 of 4 names, such as 'image_000'"),
         (["--group", "image"], "all 4 images are in one group, 'image'"),
         (["--vall", "0.3"], "unknown flag --vall: did you mean --val?"),
+        (["--group", "-x"], "(a value that begins with '-' is written --group='-value')"),
+        (["more"], "unexpected argument 'more'"),
     ],
 )
 def test_wrong_words_are_named(tmp_path, words, named):

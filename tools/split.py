@@ -10,6 +10,7 @@ Stratification of Multi-Label Data, ECML PKDD 2011, section 3), here of groups o
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +21,38 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map
 from data.layout import MAX_LIST, Split
+from flags.declare import flag
+from flags.reader import FlagReader
 from support import program, shell
 from support.errors import UserError
 from support.files import read_bytes, write_atomic
 from support.labels import IGNORE
 from support.progress import progress_bar
 from support.terminal import say
-from tools.arguments import Parser
 
 PARTS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class SplitFlags:
+    """Division."""
+
+    root: Path = flag(None, "root of the data set, train.py's --dataset_path", is_argument=True)
+    val: float = flag(0.2, "share of the images for validation", gt=0, lt=1)
+    group: str = flag(
+        "",
+        "regular expression; images stay together if it matches the same text in their names [each image alone]",
+    )
+    seed: int = flag(0, "another number gives another split", ge=0)
+    image_path: str = flag("images", "folder of the images, relative to ROOT")
+    image_suffix: str = flag("", "end of the images' names, as in train.py")
+    label_suffix: str = flag("", "end of the masks' names, such as _mask, as in train.py")
+    label_map: str = flag("", "map of the masks' values to class numbers, as in train.py")
+    label_path: str = flag("masks", "folder of the masks, relative to ROOT")
+
+
+ABOUT = "Divide images and masks in plain folders into train.txt and val.txt."
+READER = FlagReader(SplitFlags, "-m tools.split", ABOUT, has_config=False)
 
 
 def stratify(counts: np.ndarray, shares: tuple[float, ...], rng: np.random.Generator) -> np.ndarray:
@@ -104,11 +128,7 @@ def split(names: list[str], groups: list[str], classes: np.ndarray, val: float, 
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    if not 0 < args.val < 1:
-        raise UserError(f"--val {args.val}: must be above 0 and below 1")
-    if args.seed < 0:
-        raise UserError(f"--seed {args.seed}: must be at least 0")
+    args = SplitFlags(**READER.command_line(argv).values)
     root, lists = args.root, [args.root / f"{name}.txt" for name in PARTS]
     folders = {"image": root / args.image_path, "label": root / args.label_path}
     if all(path.is_file() for path in lists):
@@ -139,22 +159,6 @@ def main(argv: list[str] | None = None) -> None:
     words = [word for name, value, default in flags if value != default for word in (f"--{name}", value)]
     words = ["--dataset", "Folder", *words] if words else []  # JPEGImages alone would mean VOC's lists
     say(f"to check it: {shell.python_command('-m', 'tools.check', root, *words)}")
-
-
-def parser() -> Parser:
-    parser = Parser("tools.split", "Divide images and masks in plain folders into train.txt and val.txt.")
-    add = parser.add_argument
-    add("root", type=Path, metavar="DIR", help="root of the data set, train.py's --dataset_path")
-    add("--val", type=float, default=0.2, metavar="SHARE", help="share of the images for validation")
-    group = "regular expression; images stay together if it matches the same text in their names [each image alone]"
-    add("--group", default="", metavar="PATTERN", help=group)
-    add("--seed", type=int, default=0, metavar="N", help="another number gives another split")
-    add("--image_path", default="images", metavar="DIR", help="folder of the images, relative to DIR")
-    add("--image_suffix", default="", metavar="TEXT", help="end of the images' names, as in train.py")
-    add("--label_suffix", default="", metavar="TEXT", help="end of the masks' names, such as _mask, as in train.py")
-    add("--label_map", default="", metavar="FILE", help="map of the masks' values to class numbers, as in train.py")
-    add("--label_path", default="masks", metavar="DIR", help="folder of the masks, relative to DIR")
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Read images, label maps and distance maps. A UserError names a file that cannot be used."""
+"""Read images, label maps and distance maps. An InputError names a file that cannot be used."""
 
 import io
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from data.images import files
 from data.images.resize import scaled_size
 from data.label_map import UNLISTED, LabelMap
-from support.errors import UserError
+from support.errors import InputError
 from support.labels import IGNORE
 
 # In order of preference; letter case does not matter.
@@ -34,13 +34,13 @@ class Header(NamedTuple):
 def decode(path: Path, convert: Callable = lambda image: image, *, lossless: bool = False) -> np.ndarray:
     """Return the pixels of a mask or map after convert(PIL image): (H, W) or (H, W, channels), dtype by PIL mode.
 
-    PIL, unlike OpenCV, refuses truncated files and keeps palette indices. Raises UserError if the file cannot be
+    PIL, unlike OpenCV, refuses truncated files and keeps palette indices. Raises InputError if the file cannot be
     decoded, has several frames or, if `lossless`, a codec that can change values.
     """
     with files.opened(path, files.MASK) as image:
         files.check_mask(path, image, lossless=lossless)
         if files.is_signed_8_bit(image):
-            raise UserError(f"{path}: has signed values: save it with 8 unsigned bits")
+            raise InputError(f"{path}: has signed values: save it with 8 unsigned bits")
         files.turn_upright(image)
         return np.array(convert(image))
 
@@ -48,7 +48,7 @@ def decode(path: Path, convert: Callable = lambda image: image, *, lossless: boo
 def read_image(path: Path, long_side: int = 0) -> np.ndarray:
     """Read an image of 8 bits a channel as RGB, (H, W, 3) uint8, turned as its EXIF orientation says.
 
-    long_side: a large JPEG photo is shrunk to this longer side in pixels; 0: it is not. Raises UserError if the file
+    long_side: a large JPEG photo is shrunk to this longer side in pixels; 0: it is not. Raises InputError if the file
     cannot be decoded, or has more than 8 bits a channel or more than 4 channels.
     """
     path = Path(path)
@@ -88,7 +88,7 @@ def _reduced(image: Image.Image, long_side: int) -> np.ndarray | None:
 
 
 def to_rgb(path: Path, image: Image.Image) -> Image.Image:
-    """Return an image, opened by PIL from `path`, as RGB and upright by EXIF. Raises UserError as read_image() does."""
+    """Return an image, opened by PIL from `path`, as RGB, upright by EXIF. Raises InputError as read_image() does."""
     _check_8_bits(path, image)
     if files.orientation(image) != 1:
         ImageOps.exif_transpose(image, in_place=True)
@@ -96,7 +96,7 @@ def to_rgb(path: Path, image: Image.Image) -> Image.Image:
 
 
 def read_header(path: Path) -> Header:
-    """Return a file's Header. Reads no pixels unless EXIF turns a TIFF file. Raises UserError as read_image() does."""
+    """Return a file's Header. Reads no pixels unless EXIF turns a TIFF file. Raises InputError as read_image() does."""
     with files.opened(path) as image:
         _check_8_bits(path, image)
         turn, frames, size = files.orientation(image), files.num_frames(path, image), (image.height, image.width)
@@ -117,11 +117,11 @@ def several_frames(frames: dict[Path, int]) -> str:
 
 
 def _check_8_bits(path: Path, image: Image.Image) -> None:
-    """Raise UserError on more than 8 bits per channel, signed values, or more channels than four, which PIL drops."""
+    """Raise InputError on more than 8 bits per channel, signed values, or more channels than four, which PIL drops."""
     channels, is_signed = files.num_channels(image), files.is_signed_8_bit(image)
     if image.mode.startswith(("I", "F")) or channels > 4 or is_signed:
         kind = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
-        raise UserError(f"{path}: {f'{channels} channels' if channels > 4 else kind}: {files.IMAGE}")
+        raise InputError(f"{path}: {f'{channels} channels' if channels > 4 else kind}: {files.IMAGE}")
 
 
 def label_values(image: Image.Image) -> tuple[np.ndarray, str]:
@@ -136,7 +136,7 @@ def label_values(image: Image.Image) -> tuple[np.ndarray, str]:
 def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) -> np.ndarray:
     """Read a label map, shape (H, W), uint8: 0..num_classes-1, and 255 = ignore. A palette PNG gives its indices.
 
-    label_map: applied to the file's values. Raises UserError if the file cannot be decoded, is a JPEG, has colours
+    label_map: applied to the file's values. Raises InputError if the file cannot be decoded, is a JPEG, has colours
     instead of one channel, or has another value.
     """
 
@@ -144,7 +144,7 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
         files.check_mask(path, image)
         label, mode = label_values(image)
     if mode not in LABEL_MODES:
-        raise UserError(
+        raise InputError(
             f"{path}: a {mode} image: labels must be class numbers in one channel (grey or palette PNG); to "
             "convert colours: python -m tools.convert colours"
         )
@@ -152,7 +152,7 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
         values, label = label, label_map.look_up(label)
         if cv2.countNonZero(cv2.inRange(label, UNLISTED, UNLISTED)):
             lacking = values[label == UNLISTED]
-            raise UserError(
+            raise InputError(
                 f"{path}: label {lacking[0]} in {lacking.size} pixel(s) is not in --label_map {label_map.chosen}: use "
                 f"a FILE with a line '{lacking[0]} CLASS', or '{lacking[0]} 255' to ignore it"
             )
@@ -160,7 +160,7 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
         return label
     bad = label[(label != IGNORE) & ((label < 0) | (label >= num_classes))]
     if bad.size:
-        raise UserError(
+        raise InputError(
             f"{path}: label {bad.flat[0]} in {bad.size} pixel(s): with --numclasses {num_classes} labels are "
             f"0..{num_classes - 1}, and 255 = ignore"
         )
@@ -168,10 +168,10 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
 
 
 def read_distance(path: Path) -> np.ndarray:
-    """Read a distance map, (H, W) uint8, from the first channel. Raises UserError if it is damaged or not 8-bit."""
+    """Read a distance map, (H, W) uint8, from the first channel. Raises InputError if it is damaged or not 8-bit."""
     values = decode(path, lambda image: image.getchannel(0) if len(image.getbands()) > 1 else image)
     if values.dtype != np.uint8:
-        raise UserError(f"{path}: a distance map must be an 8-bit image, but this one is {values.dtype}")
+        raise InputError(f"{path}: a distance map must be an 8-bit image, but this one is {values.dtype}")
     return values
 
 

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
-from support.errors import UserError
+from support.errors import InputError, UserError
 
 # By content, whatever the suffix; MPO counts as JPEG. PIL would start another program for PostScript.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
@@ -39,30 +39,30 @@ _DAMAGE = re.compile("Corrupt JPEG data.*|Premature end.*")
 
 @contextlib.contextmanager
 def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
-    """Yield an image file, opened by PIL. Turn exceptions of PIL, here and in the `with` block, into a UserError.
+    """Yield an image file, opened by PIL. Turn exceptions of PIL, here and in the `with` block, into an InputError.
 
-    needed: IMAGE or MASK, for messages. Raises UserError if the file is missing, not a regular file, or in none of
+    needed: IMAGE or MASK, for messages. Raises InputError if the file is missing, not a regular file, or in none of
     FORMATS, or if PIL leaves out channels or cuts them to 8 bits.
     """
     TiffImagePlugin.logger.disabled = True  # it would print a line of its own for a file that is refused
     try:
         if not os.path.isfile(path) and os.path.exists(path):  # opening a pipe would wait for a writer
-            raise UserError(f"{path}: not a regular file: replace it by an image")
+            raise InputError(f"{path}: not a regular file: replace it by an image")
         with Image.open(path, formats=FORMATS) as image:
             if unread := _unread_channels(image):
-                raise UserError(f"{path}: {unread}: {needed}")
+                raise InputError(f"{path}: {unread}: {needed}")
             yield image
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise InputError(f"{path}: no such file") from None
     except Image.DecompressionBombError as error:
-        raise UserError(f"{path}: too large ({error}): cut it into smaller images") from None
+        raise InputError(f"{path}: too large ({error}): cut it into smaller images") from None
     except DAMAGED as error:
         if isinstance(error, UnidentifiedImageError) and (channels := _tiff_channels(path)):
-            raise UserError(f"{path}: {channels}, of a kind that cannot be read: {needed}") from None
+            raise InputError(f"{path}: {channels}, of a kind that cannot be read: {needed}") from None
         problem = f"not a whole, readable image ({' '.join(str(error).split())})"
-        raise UserError(f"{path}: {problem}: replace it") from None
+        raise InputError(f"{path}: {problem}: replace it") from None
 
 
 def num_channels(image: Any) -> int:
@@ -141,11 +141,11 @@ def is_signed_8_bit(image: Any) -> bool:
 
 
 def check_mask(path: Path, image: Any, *, lossless: bool = True) -> None:
-    """Raise UserError if an opened mask has several frames or, if `lossless`, a codec for photos."""
+    """Raise InputError if an opened mask has several frames or, if `lossless`, a codec for photos."""
     if lossless and (codec := lossy_codec(path, image)):
-        raise UserError(f"{path}: {LOSSY.format(codec)}")
+        raise InputError(f"{path}: {LOSSY.format(codec)}")
     if (count := num_frames(path, image)) > 1:
-        raise UserError(f"{path}: has {count} frames, of which one would be read: save a mask as one image")
+        raise InputError(f"{path}: has {count} frames, of which one would be read: save a mask as one image")
 
 
 def stored_values(image: Any) -> np.ndarray:

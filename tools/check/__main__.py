@@ -9,24 +9,25 @@ Exit status: 0 clean, 1 warnings, 2 errors, which would stop training, or make i
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # started as a file from another folder: python PATH/tools/check
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.classes import read_classes
 from data.label_map import read_label_map
-from flags import READER
-from flags.reader import ConfigFile
+from flags.declare import flag
+from flags.programs import READER as TRAIN
+from flags.reader import FlagReader
 from support import program, shell
 from support.errors import UserError
 from support.files import check_file, write_atomic
 from support.labels import MAPS
 from support.processes import work_on
 from support.terminal import say
-from tools.arguments import Parser
 from tools.check.commands import conversion, fix_lines, training_lines
 from tools.check.findings import Findings
 from tools.check.guess import guess_flags
@@ -36,31 +37,42 @@ from tools.check.summary import Summary, report_lines
 from tools.check.survey import Paths, survey
 
 
-def check(
-    root: Path,
-    *,
-    dataset: str = "",
-    num_classes: int | None = None,
-    classes: str = "",
-    paths: Paths | None = None,
-    splits: Sequence[str] = (),
-    workers: int = 0,
-) -> tuple[Summary, Findings]:
+@dataclass(frozen=True)
+class CheckFlags(Paths):
+    """Check."""
+
+    root: Path = flag(None, "root of the data set, train.py's --dataset_path", is_argument=True)
+    dataset: str = flag("", "labels to train on [guessed from the folders]", choices=tuple(MAPS))
+    numclasses: int | None = flag(
+        None, "number of classes [inferred from the labels]", ge=2, le=255, aliases="num_classes"
+    )
+    classes: str = flag(
+        "", "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [ROOT/classes.txt]"
+    )
+    splits: tuple[str, ...] = flag((), "splits [--train_split and --val_split]")
+    json: Path | None = flag(None, "write everything to this file, with all file names")
+    workers: int = flag(-1, "processes; 0 reads in this process [number of cores]", ge=-1)
+
+
+READER = FlagReader(CheckFlags, "-m tools.check", "Check a data set; change nothing.")
+
+
+def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findings]:
     """Check a data set and return (summary, findings): its numbers, and what is wrong with it.
 
-    root: the data set's folder. The other arguments are the flags --dataset, --numclasses, --classes, those of Paths,
-    --splits and --workers. "" and None infer a value from the data. workers: number of processes; 0 reads in this
-    process. Raises UserError if root holds no data set, or if a flag or the data set's file of classes is invalid.
+    root, workers, flags: fields of CheckFlags. Raises UserError if root holds no data set, or if a flag or the data
+    set's file of classes is invalid.
     """
-    findings, paths = Findings(root), paths or Paths()
-    dataset, paths = guess_flags(root, dataset, paths)
-    present, samples = survey(root, dataset, paths, splits or paths.splits, findings)
+    args, findings = CheckFlags(**flags), Findings(root)
+    dataset, paths = guess_flags(root, args.dataset, args)
+    present, samples = survey(root, dataset, paths, args.splits or paths.split_names, findings)
     if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")
-    summary = Summary(str(root), dataset, num_classes_given=num_classes is not None, splits=paths.splits)
+    summary = Summary(str(root), dataset, num_classes_given=args.numclasses is not None, splits=paths.split_names)
     summary.repeats = findings.repeats
-    summary.flags = {name: value for name, value in dataclasses.asdict(paths).items() if value}
-    summary.class_file = classes or _class_file(root)
+    names = (item.name for item in dataclasses.fields(Paths))
+    summary.flags = {name: value for name in names if (value := getattr(paths, name))}
+    summary.class_file, num_classes = args.classes or _class_file(root), args.numclasses
     if summary.class_file:
         num_classes = len(read_classes(summary.class_file, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
@@ -81,18 +93,14 @@ def _class_file(root: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    if args.numclasses is not None and not 2 <= args.numclasses <= 255:
-        raise UserError(f"--numclasses {args.numclasses}: must be 2 to 255")
+    parsed = READER.command_line(argv)
+    values = TRAIN.yaml_file(parsed.config_file).values if parsed.config_file else {}
+    of_data = {name: value for name, value in values.items() if name in READER.flags and name != "workers"}
+    args = CheckFlags(**of_data | parsed.values)
     if args.json:
         folders = [args.root / name for name in (args.image_path, args.train_path, args.val_path) if name]
         check_file(args.json, "--json", mark='"findings": [', inputs=folders, suffix=".json")
-    values = READER.yaml_file(ConfigFile(args.config, "")).values if args.config else {}
-    values |= {name: value for name, value in vars(args).items() if value not in ("", None)}
-    paths = Paths(**{item.name: values.get(item.name, "") for item in dataclasses.fields(Paths)})
-    options = {name: values.get(name, "") for name in ("dataset", "classes", "splits")}
-    numbers = {"num_classes": values.get("numclasses"), "workers": args.workers}
-    summary, findings = check(args.root, paths=paths, **options, **numbers)
+    summary, findings = check(**vars(args))
     say(*report_lines(summary, findings))
     if args.json:
         listed = [dataclasses.asdict(finding) for finding in findings.sorted()]
@@ -100,32 +108,15 @@ def main(argv: list[str] | None = None) -> int:
         write_atomic(args.json, json.dumps(content, indent=1) + "\n")
     if findings.status == 2:
         lines = fix_lines(summary, findings)
-    elif args.config:  # it has the settings, too
-        words = ["train.py", "--config", args.config, "--dataset_path", args.root]
-        lines = [f"to train: {shell.python_command(*words)}"]
+    elif parsed.config_file:  # it has the settings, too
+        config, stage = parsed.config_file
+        stages = ["--stage", stage] if stage else []
+        command = shell.python_command("train.py", "--config", config, *stages, "--dataset_path", args.root)
+        lines = [f"to train: {command}"]
     else:
         lines = training_lines(summary)
     say(*lines)
     return findings.status
-
-
-def parser() -> Parser:
-    parser = Parser("tools.check", "Check a data set; change nothing.")
-    add = parser.add_argument
-    add("root", type=Path, metavar="PATH", help="root of the data set, train.py's --dataset_path")
-    add("--config", type=Path, metavar="FILE", help="YAML file of train.py's flags; the command line overrides it")
-    add("--dataset", default="", choices=MAPS, help="labels to train on [guessed from the folders]")
-    add("--numclasses", type=int, metavar="N", help="number of classes [inferred from the labels]")
-    names = "names and colours: voc, camvid, cityscapes, ade20k, cocostuff, or a FILE [PATH/classes.txt]"
-    add("--classes", default="", metavar="FILE", help=names)
-    add("--splits", nargs="+", default=[], metavar="NAME", help="splits [--train_split and --val_split]")
-    for item in dataclasses.fields(Paths):
-        metavar = "DIR" if item.name.endswith("_path") else "FILE" if item.name == "label_map" else "NAME"
-        about = f"as train.py's --{item.name} [guessed from the folders]"
-        add(f"--{item.name}", default="", metavar=metavar, help=about)
-    add("--json", type=Path, metavar="FILE", help="write everything to this file, with all file names")
-    add("--workers", type=int, default=-1, metavar="N", help="processes; 0 reads in this process [number of cores]")
-    return parser
 
 
 if __name__ == "__main__":

@@ -111,12 +111,12 @@ def _convert_colours(summary: Summary, findings: Findings) -> list[list[object]]
         return [[*start, strokes, out, "--scribbles", "--images", images, *classes, *ends]]
     ends += classes
     places: dict[str, Folders] = {}
-    for role, split in zip(("train", "val"), paths.splits, strict=True):
+    for role, split in zip(("train", "val"), paths.split_names, strict=True):
         for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):
             places[role] = place
     whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
     is_one_folder = all(place.images.parent == whole.images or place.list_file for place in places.values())
-    if is_one_folder and paths.splits == ("train", "val"):
+    if is_one_folder and paths.split_names == ("train", "val"):
         return [[*start, whole.masks, out, "--images", whole.images, *ends]]
     return [
         [*start, place.masks, out, "--images", place.images, "--split", role, *ends] for role, place in places.items()

@@ -99,7 +99,7 @@ def _guess_layout(root: Path, paths: Paths) -> Paths:
         return paths
     folders = {"images": paths.image_path, "masks": paths.train_path}
     try:
-        images, masks, _ = find_plain(root, paths.splits[0], **folders, list_path=paths.list_path)
+        images, masks, _ = find_plain(root, paths.split_names[0], **folders, list_path=paths.list_path)
     except UserError:  # the survey has a finding on that
         images, masks, _ = find_whole(root, **folders)
     present = list_folder(images, layout.IMAGE_SUFFIXES), list_folder(masks, layout.ANY_SUFFIXES)

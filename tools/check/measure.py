@@ -14,7 +14,6 @@ from data.label_check import is_smoothed
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
-from tools.check.survey import Sample
 from tools.convert.painting import opaque
 
 NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
@@ -22,43 +21,39 @@ NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
 
 @dataclass
 class FileFacts:
-    """What was measured of one file. fault: why it cannot be read, or "". size: (height, width) as training sees it.
+    """What was measured of one file. size: (height, width) as training sees it; (0, 0) if it cannot be read.
 
-    turn, frames: as in data.images.Header.
+    problems: (code, note) of each finding about this file by itself. turn: as in data.images.Header.
     """
 
     path: Path
-    fault: str = ""
+    problems: list[tuple[str, str]] = field(default_factory=list)
     size: tuple[int, int] = (0, 0)
     turn: int = 1
-    frames: int = 1
+
+    @property
+    def is_readable(self) -> bool:
+        return self.size != (0, 0)
 
 
 @dataclass
 class ImageFacts(FileFacts):
-    """What was measured of one image. sha: SHA-256 of shape and pixels in hex. damage: what the decoder says, or ""."""
+    """What was measured of one image. sha: SHA-256 of shape and pixels in hex."""
 
     sha: str = ""
-    damage: str = ""
 
 
 @dataclass
 class LabelFacts(FileFacts):
-    """What was measured of one label. mode: PIL's mode. lossy: the codec if it can change values, or "".
+    """What was measured of one label.
 
-    is_smoothed: as data.label_check.is_smoothed() returns.
-    values: {value: pixels}; empty if the file is lossy or has several frames or channels.
-    unlisted: {value: pixels} that the label map does not list; they are not in `values`, which holds class numbers.
+    values: {class number: pixels}; empty if the file is lossy or has several frames or channels.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
     is_hidden: whether it has colours under alpha 0, which count as black, as tools.convert reads them.
     palette: {value: "#rrggbb"} for the class numbers in a palette file that no label map translates.
     """
 
-    mode: str = ""
-    lossy: str = ""
-    is_smoothed: bool = False
     values: dict[int, int] = field(default_factory=dict)
-    unlisted: dict[int, int] = field(default_factory=dict)
     colours: dict[str, int] = field(default_factory=dict)
     is_hidden: bool = False
     palette: dict[int, str] = field(default_factory=dict)
@@ -69,63 +64,76 @@ class LabelFacts(FileFacts):
 
 
 @dataclass
-class SampleFacts:
-    """What was measured of one image and its labels. splits, labels: as in Sample."""
+class Sample:
+    """One image and its labels: their files and, from measure(), the facts about these.
+
+    splits: names of the splits that contain the image. labels: by their kind, "mask", "scribble" or "pseudo".
+    """
 
     splits: tuple[str, ...]
     image: ImageFacts
     labels: dict[str, LabelFacts]
 
 
-def measure(sample: Sample, label_map: LabelMap | None = None) -> SampleFacts:
-    """Decode the files of a sample and return the SampleFacts. An unreadable file gets a fault; nothing is raised.
+def measure(sample: Sample, label_map: LabelMap | None = None) -> Sample:
+    """Decode the files of a sample and return it with all facts. An unreadable file is a problem; nothing is raised.
 
     label_map: applied to the values of all labels.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
-        labels = {kind: _measure_label(path, label_map) for kind, path in sample.labels.items()}
-        return SampleFacts(sample.splits, _measure_image(sample.image), labels)
+        labels = {kind: _measure_label(facts.path, label_map) for kind, facts in sample.labels.items()}
+        return Sample(sample.splits, _measure_image(sample.image.path), labels)
 
 
 def _measure_image(path: Path) -> ImageFacts:
     try:
         pixels, header = read_image(path), read_header(path)
     except UserError as error:
-        return ImageFacts(path, str(error).removeprefix(f"{path}: "))
+        return ImageFacts(path, [("image-unreadable", str(error).removeprefix(f"{path}: "))])
+    problems = [("image-frames", f"{header.frames} frames")] if header.frames > 1 else []
+    problems += [("image-damaged", damage)] if (damage := jpeg_damage(path)) else []
     sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-    return ImageFacts(path, "", header.size, header.turn, header.frames, sha, jpeg_damage(path))
+    return ImageFacts(path, problems, header.size, header.turn, sha)
 
 
 def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
     facts = LabelFacts(path)
+    add = facts.problems.append
     try:
         with opened(path, MASK) as image:
-            facts.turn, facts.frames = orientation(image), num_frames(path, image)
-            facts.lossy = lossy_codec(path, image)
-            pixels, facts.mode = label_values(image)
+            facts.turn, frames, codec = orientation(image), num_frames(path, image), lossy_codec(path, image)
+            pixels, mode = label_values(image)
             palette = image.getpalette() or []
     except UserError as error:
-        facts.fault = str(error).removeprefix(f"{path}: ")
+        add(("label-unreadable", str(error).removeprefix(f"{path}: ")))
         return facts
     facts.size = pixels.shape[:2]
-    if facts.lossy or facts.frames > 1:
-        return facts
-    if facts.mode in LABEL_MODES:
-        facts.is_smoothed = is_smoothed(pixels)
+    if codec or frames > 1:
+        add(("mask-lossy", codec) if codec else ("mask-frames", f"{frames} frames"))
+    elif mode in LABEL_MODES:
+        is_smooth, unlisted = is_smoothed(pixels), dict[int, int]()
         if label_map is not None:
             mapped = label_map.look_up(pixels)
-            facts.unlisted = _count(pixels[mapped == UNLISTED])
+            unlisted = _count(pixels[mapped == UNLISTED])
             pixels = np.where(mapped == UNLISTED, np.uint8(IGNORE), mapped)
         facts.values = _count(pixels)
         if label_map is None:
             used = {value: bytes(palette[3 * value : 3 * value + 3]).hex() for value in facts.classes}
             facts.palette = {value: f"#{colour}" for value, colour in used.items() if colour}
+        if is_smooth:
+            add(("mask-smoothed", f"{len(facts.values)} values"))
+        if unlisted:
+            add(("label-not-listed", f"{first_six(list(unlisted))} in {sum(unlisted.values())} pixel(s)"))
+        elif not facts.classes:
+            add(("label-empty", ""))
     elif pixels.ndim == 3 and pixels.shape[2] >= 3:
-        rgb, facts.is_hidden = opaque(pixels if facts.mode == "RGBA" else pixels[..., :3])
+        rgb, facts.is_hidden = opaque(pixels if mode == "RGBA" else pixels[..., :3])
         colours: list = Image.fromarray(rgb).getcolors(pixels.size) or []
         most_frequent = sorted(colours, key=lambda item: (-item[0], item[1]))[:NUM_COLOURS]
         facts.colours = {f"#{bytes(colour).hex()}": count for count, colour in most_frequent}
+    else:
+        add(("mask-mode", f"mode {mode}"))
     return facts
 
 
@@ -133,3 +141,8 @@ def _count(pixels: np.ndarray) -> dict[int, int]:
     """Return {value: number of pixels}, in the order of values."""
     values, counts = np.unique(pixels, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def first_six(items: list) -> str:
+    """Return the first items as text, for a note."""
+    return ", ".join(map(str, items[:6])) + (", ..." if len(items) > 6 else "")

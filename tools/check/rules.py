@@ -6,65 +6,46 @@ from data.classes import Classes
 from data.label_check import objects_as_255
 from support.labels import IGNORE
 from tools.check.findings import Findings
-from tools.check.measure import ImageFacts, LabelFacts, SampleFacts
+from tools.check.measure import ImageFacts, LabelFacts, Sample, first_six
 from tools.check.summary import Summary
 
 DENSE = 0.5  # strokes label a few percent of the pixels
 VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
 
 
-def find_faults(facts: list[SampleFacts], classes: Classes, findings: Findings) -> None:
+def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> None:
     """Add all findings about the files of the samples."""
     numbers = reversed(range(len(classes.names)))  # of two classes of one colour, the first one counts
     colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
-    for item in facts:
-        if item.image.fault:
-            findings.add("image-unreadable", item.image.path, item.image.fault)
-        if item.image.frames > 1:
-            findings.add("image-frames", item.image.path, f"{item.image.frames} frames")
-        if item.image.damage:
-            findings.add("image-damaged", item.image.path, item.image.damage)
-        for label in item.labels.values():
-            _check_label(label, len(classes.names), colours, findings)
-            if label.is_smoothed:
-                findings.add("mask-smoothed", label.path, f"{len(label.values)} values")
-            if not item.image.fault and not label.fault:
-                _check_size(label, item.image, findings)
-    masks = [item.labels["mask"] for item in facts if "mask" in item.labels]
+    for sample in samples:
+        for file in (sample.image, *sample.labels.values()):
+            for code, note in file.problems:
+                findings.add(code, file.path, note)
+        for label in sample.labels.values():
+            _check_values(label, len(classes.names), colours, findings)
+            if sample.image.is_readable and label.is_readable:
+                _check_size(label, sample.image, findings)
+    masks = [sample.labels["mask"] for sample in samples if "mask" in sample.labels]
     is_binary = objects_as_255([mask.values for mask in masks])
     for mask in (mask for mask, chosen in zip(masks, is_binary, strict=True) if chosen):
         note = f"{mask.values[IGNORE] / sum(mask.values.values()):.1%} of its pixels are 255"
         findings.add("label-binary-255", mask.path, f"{note}; {sum(is_binary) / len(masks):.0%} of the masks are so")
     _check_palettes(masks, findings)
-    _check_duplicates(facts, findings)
+    _check_duplicates(samples, findings)
 
 
-def _check_label(label: LabelFacts, num_classes: int, colours: dict[str, int], findings: Findings) -> None:
-    """Add a finding about a label file by itself, if it is unreadable, lossy, in colours, empty, or has wrong values.
+def _check_values(label: LabelFacts, num_classes: int, colours: dict[str, int], findings: Findings) -> None:
+    """Add a finding about a label in colours, or with values that are no class numbers.
 
     colours: {"#rrggbb": class number}, to name the classes of a label in colours.
     """
-    bad = sorted(value for value in label.classes if not 0 <= value < num_classes)
-    if label.fault:
-        findings.add("label-unreadable", label.path, label.fault)
-    elif label.lossy:
-        findings.add("mask-lossy", label.path, label.lossy)
-    elif label.frames > 1:
-        findings.add("mask-frames", label.path, f"{label.frames} frames")
-    elif label.colours:
+    if label.colours:
         known = {colour: f"{colour} = class {colours[colour]}" for colour in label.colours if colour in colours}
-        shown = _first_six([known.get(colour, colour) for colour in label.colours])
+        shown = first_six([known.get(colour, colour) for colour in label.colours])
         findings.add("mask-colour", label.path, f"{len(label.colours)} colour(s): {shown}")
-    elif label.unlisted:
-        note = f"{_first_six(list(label.unlisted))} in {sum(label.unlisted.values())} pixel(s)"
-        findings.add("label-not-listed", label.path, note)
-    elif not label.values:
-        findings.add("mask-mode", label.path, f"mode {label.mode}")
-    elif not label.classes:
-        findings.add("label-empty", label.path)
-    elif bad:
+    if bad := sorted(value for value in label.classes if not 0 <= value < num_classes):
         pixels = sum(label.values[value] for value in bad)
-        note = f"{_first_six(bad)} in {pixels} pixel(s); classes are 0..{num_classes - 1}"
+        note = f"{first_six(bad)} in {pixels} pixel(s); classes are 0..{num_classes - 1}"
         findings.add("label-out-of-range", label.path, note)
 
 
@@ -91,25 +72,25 @@ def _check_palettes(masks: list[LabelFacts], findings: Findings) -> None:
                 break
 
 
-def _check_duplicates(facts: list[SampleFacts], findings: Findings) -> None:
+def _check_duplicates(samples: list[Sample], findings: Findings) -> None:
     """Add a finding for each group of images with the same pixels in several splits."""
     same = defaultdict(list)
-    for item in facts:
-        if item.image.sha:
-            same[item.image.sha].append(item)
+    for sample in samples:
+        if sample.image.sha:
+            same[sample.image.sha].append(sample)
     for items in same.values():
         if len(items) > 1 and len({split for item in items for split in item.splits}) > 1:
             first, *others = (item.image.path for item in items)
             findings.add("duplicate-across-splits", first, f"is {', '.join(map(findings.show, others))}")
 
 
-def infer_num_classes(facts: list[SampleFacts]) -> int:
+def infer_num_classes(samples: list[Sample]) -> int:
     """Return the number of classes, 2 to 255: the highest label value plus 1.
 
     A value more than VALUE_JUMP above the next lower one, and all values above it, do not count.
     """
     highest = 0
-    for value in sorted({value for item in facts for label in item.labels.values() for value in label.classes}):
+    for value in sorted({value for sample in samples for label in sample.labels.values() for value in label.classes}):
         if value - highest > VALUE_JUMP:
             break
         highest = max(highest, value)
@@ -137,7 +118,3 @@ def check_classes(summary: Summary, findings: Findings) -> None:
     labelled = 1 - summary.ignored.get(train, 1)
     if summary.has_strokes and has_labels and labelled > DENSE:
         findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")
-
-
-def _first_six(items: list) -> str:
-    return ", ".join(map(str, items[:6])) + (", ..." if len(items) > 6 else "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from support.errors import shortened
 from support.labels import IGNORE
 from tools.check.findings import Findings
-from tools.check.measure import SampleFacts
+from tools.check.measure import Sample
 from tools.check.survey import required_labels
 from tools.convert.painting import HIDDEN
 
@@ -67,7 +67,7 @@ class Summary:
         """Whether training reads strokes."""
         return required_labels(self.dataset, is_train=True)[0] == "scribble"
 
-    def count(self, facts: list[SampleFacts], splits: list[str], names: list[str]) -> None:
+    def count(self, facts: list[Sample], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits, names: the names of the splits and classes."""
         labels = [(item.image.turn, label.turn) for item in facts for label in item.labels.values()]
         if turned := sum(image != 1 and label == 1 for image, label in labels):
@@ -77,7 +77,7 @@ class Summary:
         masks = [set(item.labels["mask"].values) for item in facts if "mask" in item.labels]
         if any(mask - {0, IGNORE} for mask in masks) and (few := masks.count({0, IGNORE})):
             self.notes.append(f"{few} of {len(masks)} masks hold only 0 and 255 (ignored): is 255 an object there?")
-        sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if not item.image.fault)
+        sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if item.image.is_readable)
         self.sizes = dict(sizes.most_common())
         self.num_classes = len(names)
         self.classes = [ClassRow(number, name) for number, name in enumerate(names)]

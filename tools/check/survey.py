@@ -4,53 +4,46 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from data import layout
 from data.folders import left_out
 from data.layout import Split
 from data.plain import ListError, find_flags, find_whole
+from flags.declare import flag
 from support.errors import UserError
 from support.labels import MAPS
 from tools.check.findings import Findings
+from tools.check.measure import ImageFacts, LabelFacts, Sample
 
 WHOLE = "all"  # the images of a data set that has no splits
 
 list_folder = functools.cache(layout.list_folder)
 
 
+AS_TRAIN = "as in train.py [guessed from the folders]"
+
+
 @dataclass(frozen=True)
 class Paths:
-    """The data flags of the same names; folders are relative to the data set's root; "" for the default."""
+    """Data set."""
 
-    list_path: str = ""
-    image_path: str = ""
-    train_path: str = ""
-    val_path: str = ""
-    pseudo_path: str = ""
-    train_split: str = ""
-    val_split: str = ""
-    image_suffix: str = ""
-    label_suffix: str = ""
-    label_map: str = ""
+    list_path: str = flag("", AS_TRAIN)
+    image_path: str = flag("", AS_TRAIN)
+    train_path: str = flag("", AS_TRAIN)
+    val_path: str = flag("", AS_TRAIN)
+    pseudo_path: str = flag("", AS_TRAIN)
+    train_split: str = flag("", AS_TRAIN)
+    val_split: str = flag("", AS_TRAIN)
+    image_suffix: str = flag("", AS_TRAIN)
+    label_suffix: str = flag("", AS_TRAIN)
+    label_map: str = flag("", AS_TRAIN)
 
     @property
-    def splits(self) -> tuple[str, str]:
+    def split_names(self) -> tuple[str, str]:
         """Return the names of the training and the validation split."""
         return self.train_split or "train", self.val_split or "val"
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """The files of one image and its labels.
-
-    splits: names of the splits that contain the image. labels: {"mask", "scribble" or "pseudo": file}.
-    """
-
-    splits: tuple[str, ...]
-    image: Path
-    labels: dict[str, Path]
 
 
 def required_labels(dataset: str, *, is_train: bool) -> tuple[str, ...]:
@@ -70,20 +63,13 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
     name: the split's name. "mask" is there even if training does not read masks. Raises UserError if the split is
     missing.
     """
-    is_train = name == paths.splits[0]
-    kinds = {"pseudo" if kind == "pseudo" else "label": kind for kind in required_labels(dataset, is_train=is_train)}
-    chosen = {"label": paths.train_path if is_train else paths.val_path, "pseudo": paths.pseudo_path}
-    maps = {map_name: chosen[map_name] for map_name in kinds}
+    is_train = name == paths.split_names[0]
+    folders = {"mask": paths.train_path if is_train else paths.val_path}
+    folders |= {"scribble": paths.train_path, "pseudo": paths.pseudo_path}
+    maps = {"mask": paths.val_path} | {kind: folders[kind] for kind in required_labels(dataset, is_train=is_train)}
     reads = dataset if is_train or dataset == "Folder" else "Dense"
     names = ("list_path", "image_path", "image_suffix", "label_suffix")
-    split = layout.find_split(root, reads, name, maps, **{flag: getattr(paths, flag) for flag in names})
-    folders = {"image": split.folders["image"], "mask": layout.first_folder(root, paths.val_path, *layout.MASKS)}
-    folders |= {kind: split.folders[map_name] for map_name, kind in kinds.items()}
-    return replace(split, folders=folders, endings=_endings(folders, paths))
-
-
-def _endings(folders: dict[str, Path], paths: Paths) -> dict[str, str]:
-    return dict.fromkeys(folders, paths.label_suffix) | {"image": paths.image_suffix}
+    return layout.find_split(root, reads, name, maps, **{flag: getattr(paths, flag) for flag in names})
 
 
 def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, is_train: bool) -> list[Sample]:
@@ -110,7 +96,7 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
     for kind in required:
         for file, ending in _other_labels(split, kind, images):
             findings.add("label-other-ending", file, f"ends in {ending}, not in {split.endings[kind]}")
-    samples, shared, lacking = [], layout.in_images(split), set()
+    samples, shared, lacking = [], split.in_images, set()
     for key, files in dict(matches).items():
         if not files["image"]:
             findings.add("listed-image-missing", f"{name}: {key}", f"not in {findings.show(split.folders['image'])}")
@@ -124,8 +110,8 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
                 missing = split.folders[kind] / f"{key}{split.endings[kind]}.png"
                 findings.add("image-without-label", files["image"][0], f"no {findings.show(missing)}")
                 lacking.add(split.folders[kind])
-        labels = {kind: paths[0] for kind, paths in files.items() if kind != "image" and paths}
-        samples.append(Sample((name,), files["image"][0], labels))
+        labels = {kind: LabelFacts(paths[0]) for kind, paths in files.items() if kind != "image" and paths}
+        samples.append(Sample((name,), ImageFacts(files["image"][0]), labels))
     for folder in sorted(lacking - {split.folders["image"]}):
         for path, note in left_out(folder, ".png").items():
             findings.add("left-out", Path(path), note)
@@ -138,7 +124,7 @@ def _other_labels(split: Split, kind: str, images: set[str]) -> list[tuple[Path,
     An ending that all of them have is that of another kind of label, such as Cityscapes' colours.
     """
     chosen = split.endings[kind]
-    if not chosen or kind in layout.in_images(split):  # there, the rules for images name them
+    if not chosen or kind in split.in_images:  # there, the rules for images name them
         return []
     found: dict[str, list[Path]] = {}
     for name, paths in list_folder(split.folders[kind], layout.ANY_SUFFIXES).items():
@@ -152,11 +138,11 @@ def merge_samples(samples: list[Sample], findings: Findings) -> list[Sample]:
     """Return one Sample per image file, with all its splits and labels; add findings for images in two splits."""
     merged: dict[Path, Sample] = {}
     for sample in samples:
-        other = merged.get(sample.image)
+        other = merged.get(sample.image.path)
         if other is not None:
-            findings.add("in-two-splits", sample.image, f"{', '.join(other.splits)} and {sample.splits[0]}")
+            findings.add("in-two-splits", sample.image.path, f"{', '.join(other.splits)} and {sample.splits[0]}")
             sample = Sample(other.splits + sample.splits, sample.image, sample.labels | other.labels)
-        merged[sample.image] = sample
+        merged[sample.image.path] = sample
     return list(merged.values())
 
 
@@ -180,7 +166,7 @@ def survey(
         place = find_whole(root, images=paths.image_path, masks=paths.val_path)
         if list_folder(place.images, layout.IMAGE_SUFFIXES):
             folders = {"image": place.images, "mask": place.masks}
-            splits[WHOLE] = Split(folders, endings=_endings(folders, paths))
+            splits[WHOLE] = Split(folders, endings={"image": paths.image_suffix, "mask": paths.label_suffix})
             findings.add("no-split", place.images, f"no {' and no '.join(names)}")
             missing = {}
         elif place.images.is_dir():
@@ -189,5 +175,5 @@ def survey(
         findings.add("split-missing", name, problem)
     samples = []
     for name, split in splits.items():
-        samples += find_samples(name, split, dataset, findings, is_train=name == paths.splits[0])
+        samples += find_samples(name, split, dataset, findings, is_train=name == paths.split_names[0])
     return list(splits), merge_samples(samples, findings)

@@ -15,25 +15,30 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.layout import LISTS, read_list
+from flags.reader import FlagReader
 from support import program, shell
 from support.files import write_atomic
 from support.terminal import say
-from tools.arguments import Parser
 from tools.convert.formats import KINDS
-from tools.convert.running import run
+from tools.convert.running import ConvertFlags, run
 
-EPILOG = """Without KIND, the program finds the kind of the labels in IN and prints it.
+LIST = "\n".join(f"  {name:12} {kind.about}" for name, kind in KINDS.items())
+ABOUT = f"""Convert labels to images and masks for --dataset Folder, or to scribbles for --dataset ScribbleOnly.
+
+Without KIND, the program finds the kind of the labels in SOURCE and prints it.
 
 kinds:
-{kinds}
+{LIST}
 
 A pixel belongs to a polygon, rectangle or ellipse if its centre is inside; the centre of pixel (0, 0) is (0.5, 0.5).
 Where shapes overlap, a later shape covers an earlier one. Shapes are drawn in the order of the file, in CVAT by z_order
-first. Details of each kind: {document}."""
+first. Details of each kind: {shell.document("docs/converting.md")}.
+"""
+READER = FlagReader(ConvertFlags, "-m tools.convert", ABOUT, has_config=False)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = ConvertFlags(**READER.command_line(argv).values)
     status, names = run(args)
     say(*(_list_scribbles(args.out, names) if args.scribbles else _next_lines(args.out)))
     return status
@@ -64,33 +69,6 @@ def _list_scribbles(out: Path, names: list[str]) -> list[str]:
         write_atomic(target, "".join(f"{name}\n" for name in lines), parents=True)
     check = shell.python_command("-m", "tools.check", out, "--dataset", "ScribbleOnly", "--splits", "train")
     return [f"{target}: {len(lines)} name(s)", f"to check them: {check}"]
-
-
-def parser() -> Parser:
-    kinds = "\n".join(f"  {name:12} {kind.about}" for name, kind in KINDS.items())
-    about = "Convert labels to images and masks for --dataset Folder, or to scribbles for --dataset ScribbleOnly."
-    parser = Parser("tools.convert", about, EPILOG.format(kinds=kinds, document=shell.document("docs/converting.md")))
-    add = parser.add_argument
-    add("kind", nargs="?", metavar="KIND", choices=KINDS, help="format of the labels [found from the files]")
-    add("source", type=Path, metavar="IN", help="file or folder of the labels")
-    out = "folder to write: images, masks and classes.txt; new, or of the same command"
-    add("out", type=Path, metavar="OUT", help=out)
-    scribbles = "write JPEGImages, pascal_2012_scribble and ImageSets: 255 where no line or area is"
-    add("--scribbles", action="store_true", help=scribbles)
-    classes = "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]"
-    add("--classes", default="", metavar="FILE", help=classes)
-    unlabelled = (
-        "what pixels without a label become: the class named background, or 255 [background; ignore with --scribbles]; "
-        "if set to background, images without a label beside labelled ones are background, too [left out]"
-    )
-    add("--unlabelled", default="", choices=("background", "ignore"), help=unlabelled)
-    add("--images", type=Path, metavar="DIR", help="folder of the images [beside the labels, or where the labels say]")
-    add("--split", default="", metavar="NAME", help="write to images/NAME and masks/NAME; OUT may have other splits")
-    add("--image_suffix", default="", metavar="TEXT", help="colours: end of the images' names: _leftImg8bit")
-    add("--label_suffix", default="", metavar="TEXT", help="colours: end of the masks' names, such as _mask")
-    add("--line_width", type=float, metavar="PIXELS", help="width of lines [10; scribbles: 3]")
-    add("--workers", type=int, default=-1, metavar="N", help="processes; 0 converts in this process [number of cores]")
-    return parser
 
 
 if __name__ == "__main__":

@@ -3,10 +3,8 @@
 import re
 from pathlib import Path
 
-import numpy as np
-
 from data.folders import list_files
-from data.images import LABEL_SUFFIXES
+from data.images import LABEL_MODES, LABEL_SUFFIXES, label_values
 from data.images.files import opened
 from support import shell
 from support.errors import InputError, UserError
@@ -98,11 +96,9 @@ def _find_masks(source: Path) -> dict[str, Path]:
     for path in paths[:: max(1, len(paths) // MAX_MASKS)]:
         try:
             with opened(path) as image:
-                mode, pixels = image.mode, np.array(image)
-        except UserError:
+                has_colours = label_values(image)[1] not in LABEL_MODES
+        except InputError:
             continue  # the conversion names it
-        colours = pixels.reshape(*pixels.shape[:2], -1)[:, :, :3]
-        has_colours = mode != "P" and (colours != colours[:, :, :1]).any()
         examples.setdefault("colours" if has_colours else NUMBERS, path)
     if "colours" in examples:  # a single one of these masks may have only grey
         examples.pop(NUMBERS, None)

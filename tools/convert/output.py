@@ -13,10 +13,10 @@ import numpy as np
 
 from data.images import label_png, read_header
 from data.images.files import opened
-from support.errors import InputError, UserError
+from support.errors import InputError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
-from tools.convert.source import Converted, Draw, Entry, Numbering, Options
+from tools.convert.source import Converted, Entry, Kind, Numbering, Options
 
 DIFFERS = "exists and differs: not overwritten; remove it to convert it again"
 
@@ -24,7 +24,7 @@ DIFFERS = "exists and differs: not overwritten; remove it to convert it again"
 class Job(NamedTuple):
     """What all entries have in common. options: the flags. images, masks: the folders where they go."""
 
-    draw: Draw
+    kind: Kind
     options: Options
     numbering: Numbering
     images: Path
@@ -67,12 +67,9 @@ def _image_file(entry: Entry) -> Iterator[Path]:
 
 def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
-    try:
-        size, turn, _ = read_header(file)
-        with opened(file) as image:
-            image.load()
-    except UserError as error:
-        raise InputError(str(error)) from None
+    size, turn, _ = read_header(file)
+    with opened(file) as image:
+        image.load()
     if entry.size not in (None, size):
         why = "EXIF turns the image: save it upright" if turn > 4 else "width and height are swapped: correct them"
         swapped = f" ({why})" if entry.size == size[::-1] else ""
@@ -85,12 +82,18 @@ def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
 
 def paint(entry: Entry, size: tuple[int, int], job: Job, result: Converted) -> np.ndarray:
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
-    numbering = job.numbering
-    label, is_free = np.full(size, numbering.unlabelled, np.uint8), np.ones(size, bool)
-    for name, (top, left, mask, _) in job.draw(entry, size, job.options, result):
-        value = IGNORE if name is None else numbering.numbers.get(name, IGNORE)
-        if name is not None and name not in numbering.numbers:
+    kind, numbers = job.kind, job.numbering.numbers
+    width = job.options.line_width or (3 if job.options.scribbles else 10)
+    label, is_free = np.full(size, job.numbering.unlabelled, np.uint8), np.ones(size, bool)
+    for name, where, data in kind.shapes(entry.record, size, job.options, result) if kind.shapes else entry.record:
+        top, left, mask, is_thin = kind.patch(data, where, size, width)
+        if not mask.any():
+            result.empty.append(where)
+            continue
+        result.thin += [where] if is_thin else []
+        if name not in numbers:
             result.unlisted[name] += 1
+        value = numbers.get(name, IGNORE)
         box = slice(top, top + mask.shape[0]), slice(left, left + mask.shape[1])
         label[box][mask], is_free[box][mask] = value, False
     result.num_pixels, result.num_unlabelled = is_free.size, int(is_free.sum())
@@ -103,7 +106,7 @@ def write_mask(target: Path, label: np.ndarray, colours: np.ndarray) -> None:
         write_atomic(target, label_png(label, colours), parents=True)
         return
     is_same = False
-    with contextlib.suppress(UserError), opened(target) as present:
+    with contextlib.suppress(InputError), opened(target) as present:
         is_same = np.array_equal(np.asarray(present), label)
     if not is_same:  # or a folder, or a link to nothing
         raise InputError(f"{target}: {DIFFERS}")

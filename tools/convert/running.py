@@ -1,16 +1,16 @@
 """Run a conversion: read the source, write OUT, and report what became of each image."""
 
-import argparse
 import functools
 import os
 import posixpath
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from data.images import IMAGE_SUFFIXES
 from data.layout import SCRIBBLES, list_folder
+from flags.declare import flag
 from support import shell
 from support.errors import UserError
 from support.files import check_place, read_bytes, write_atomic
@@ -25,23 +25,42 @@ from tools.convert.formats.labelstudio import BRUSH
 from tools.convert.output import Job, convert
 from tools.convert.painting import HIDDEN
 from tools.convert.reading import MAX_BYTES, output_name
-from tools.convert.source import Converted, Entry, Numbering, Source, number_classes, read_known
+from tools.convert.source import Converted, Entry, Numbering, Options, Source, number_classes, read_known
 
 MOST_FAULTS = 20  # faults that are named
 
 
-def run(args: argparse.Namespace) -> tuple[int, list[str]]:
+@dataclass(frozen=True)
+class ConvertFlags(Options):
+    """Conversion."""
+
+    kind: str = flag("", "format of the labels [found from the files]", is_argument=True, choices=tuple(KINDS))
+    source: Path = flag(None, "file or folder of the labels", is_argument=True)
+    out: Path = flag(
+        None, "folder to write: images, masks and classes.txt; new, or of the same command", is_argument=True
+    )
+    unlabelled: str = flag(
+        "",
+        "what pixels without a label become: the class named background, or 255 [background; ignore with --scribbles]; "
+        "if set to background, images without a label beside labelled ones are background, too [left out]",
+        choices=("background", "ignore"),
+    )
+    split: str = flag("", "write to images/NAME and masks/NAME; OUT may have other splits")
+    workers: int = flag(-1, "processes; 0 converts in this process [number of cores]", ge=-1)
+
+
+def run(args: ConvertFlags) -> tuple[int, list[str]]:
     """Convert as the flags of tools.convert say. Return the exit status and the names of the images with masks.
 
     Raises UserError if a flag is wrong, or if nothing can be converted.
     """
     _check_flags(args)
-    settings = {flag: str(value) for flag, value in vars(args).items() if flag not in ("workers", "out")}
+    unsaved = ("workers", "out", "known")
+    settings = {item.name: str(getattr(args, item.name)) for item in fields(args) if item.name not in unsaved}
     name = args.kind or find_kind(args.source, args.out)
     kind = KINDS[name]
-    args.line_width = args.line_width or (3 if args.scribbles else 10)
-    args.classes = args.classes or (class_file(args.source) if name == "colours" else "")
-    args.known = read_known(args.classes)
+    classes = args.classes or (class_file(args.source) if name == "colours" else "")
+    args = replace(args, classes=classes, known=read_known(classes))
     source = Source(args.source, args)
     kind.read(source)
     _add_unlabelled(source, args)
@@ -54,11 +73,11 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     numbering = number_classes(source, unlabelled)
     folders = ("JPEGImages", SCRIBBLES) if args.scribbles else ("images", "masks")
     images, masks = (args.out / folder / args.split for folder in folders)
-    classes, text = args.out / "classes.txt", numbering.text()
-    if os.path.lexists(classes) and not (classes.is_file() and read_bytes(classes, MAX_BYTES) == text.encode()):
+    file, text = args.out / "classes.txt", numbering.text()
+    if os.path.lexists(file) and not (file.is_file() and read_bytes(file, MAX_BYTES) == text.encode()):
         raise UserError(
-            f"{classes}: lists other classes than this export: choose a new output folder, or convert this split with "
-            f"--classes {classes}"
+            f"{file}: lists other classes than this export: choose a new output folder, or convert this split with "
+            f"--classes {file}"
         )
     if comments := [name for name in numbering.names if name.split(" ")[0] == "#"]:
         problem = f"a class is named {comments[0]!r}, which is a comment in classes.txt"
@@ -67,28 +86,26 @@ def run(args: argparse.Namespace) -> tuple[int, list[str]]:
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
     settings |= {"kind": name, "source": str(args.source.resolve())}
     reserve(note, settings, results, "tools.convert")
-    write_atomic(classes, text)
-    job = Job(kind.draw, args, numbering, images, masks)
+    write_atomic(file, text)
+    job = Job(kind, args, numbering, images, masks)
     done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
     source.faults += _stale(masks, args, entries)
     status = _report(args, source, done, numbering)
     return status, [entry.name for entry, result in zip(entries, done, strict=True) if result.is_written]
 
 
-def _check_flags(args: argparse.Namespace) -> None:
+def _check_flags(args: ConvertFlags) -> None:
     if not args.source.exists():
         missing = " (OUT is missing)" if str(args.source) in KINDS else ""
         raise UserError(f"{args.source}: no such file or folder{missing}")
     if args.images and not args.images.is_dir():
         raise UserError(f"--images {args.images}: no such folder")
-    if args.line_width is not None and not 0 < args.line_width < 1e5:
-        raise UserError(f"--line_width {args.line_width}: must be a number of pixels above 0")
     if args.split and (Path(args.split).name != args.split or args.split.startswith(".") or args.scribbles):
         raise UserError(f"--split {args.split}: must be the name of a folder, such as train, without --scribbles")
     check_place(args.out, "OUT", filter(None, (args.source, args.images)))
 
 
-def _add_unlabelled(source: Source, args: argparse.Namespace) -> None:
+def _add_unlabelled(source: Source, args: ConvertFlags) -> None:
     """Add an entry without shapes for each image that has no label but is beside one that has; or a note on them.
 
     --unlabelled background makes them background. It does not count for images below --images, beside a single
@@ -113,7 +130,7 @@ def _add_unlabelled(source: Source, args: argparse.Namespace) -> None:
         source.notes.append(f"{len(others)} image(s) have no usable label, such as {others[0].where}: left out{remedy}")
 
 
-def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
+def _named_entries(source: Source, args: ConvertFlags) -> list[Entry]:
     """Return the entries with the names of their files in OUT; with several splits, names begin with the split.
 
     An entry is left out, and a fault, if an earlier one has its image or, in any letter case, its name. Raises
@@ -144,7 +161,7 @@ def _named_entries(source: Source, args: argparse.Namespace) -> list[Entry]:
     return kept
 
 
-def _stale(masks: Path, args: argparse.Namespace, entries: list[Entry]) -> list[str]:
+def _stale(masks: Path, args: ConvertFlags, entries: list[Entry]) -> list[str]:
     """Return a line on masks that an earlier start wrote and whose labels are gone, if there are any."""
     names = {entry.name.casefold() for entry in entries}
     names |= {path.stem.removeprefix(".made_from_") for path in args.out.glob(".made_from_*.json")}  # of --split
@@ -157,7 +174,7 @@ def _stale(masks: Path, args: argparse.Namespace, entries: list[Entry]) -> list[
     return [f"{len(stale)} mask(s) of an earlier start, such as {stale[0]}: {remedy}"] if stale else []
 
 
-def _report(args: argparse.Namespace, source: Source, results: list[Converted], numbering: Numbering) -> int:
+def _report(args: ConvertFlags, source: Source, results: list[Converted], numbering: Numbering) -> int:
     """Print the faults, and what became of the images. Return the exit status."""
     faults = [*source.faults, *(line for result in results for line in result.faults)]
     kinds = "empty", "thin", "blank"
@@ -193,9 +210,7 @@ def _report(args: argparse.Namespace, source: Source, results: list[Converted], 
     return 1 if faults else 0
 
 
-def _unlabelled_note(
-    args: argparse.Namespace, source: Source, results: list[Converted], numbering: Numbering
-) -> list[str]:
+def _unlabelled_note(args: ConvertFlags, source: Source, results: list[Converted], numbering: Numbering) -> list[str]:
     """Return a line on the pixels that are background because no shape covers them, if any."""
     num_unlabelled = sum(result.num_unlabelled for result in results)
     if not num_unlabelled or numbering.unlabelled == IGNORE or args.unlabelled:

@@ -1,16 +1,15 @@
 """Define what a format's reader fills in (images, classes, shapes), and number the classes."""
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.classes import Classes, read_classes, voc_colours
+from flags.declare import flag
 from support.errors import InputError, UserError
 from support.labels import BACKGROUND, IGNORE
 from tools.convert.polygons import Patch
@@ -18,7 +17,22 @@ from tools.convert.reading import ImageFinder, annotation_files, output_name
 
 IGNORED = "__ignore__"  # LabelMe's name for what is not labelled
 
-Options = argparse.Namespace  # the flags of tools.convert; known: the Classes of --classes, or None
+
+@dataclass(frozen=True)
+class Options:
+    """Labels and images."""
+
+    scribbles: bool = flag(False, "write JPEGImages, pascal_2012_scribble and ImageSets: 255 where no line or area is")
+    classes: str = flag(
+        "",
+        "classes in order, with colours: voc, camvid, cityscapes, ade20k, cocostuff, or FILE [labels' order]",
+    )
+    images: Path | None = flag(None, "folder of the images [beside the labels, or where the labels say]")
+    image_suffix: str = flag("", "colours: end of the images' names: _leftImg8bit")
+    label_suffix: str = flag("", "colours: end of the masks' names, such as _mask")
+    line_width: float | None = flag(None, "width of lines in pixels [10; scribbles: 3]", gt=0, lt=1e5)
+
+    known: Classes | None = None  # not a flag: the classes of --classes
 
 
 class Shape(NamedTuple):
@@ -34,7 +48,7 @@ class Entry:
     """An image to convert.
 
     name: the output's name without suffix, with "/" after each folder. where: the file, or a position in it, for
-    messages. record: what Draw needs: the Shapes, or the file of the mask. size: (height, width) in the annotation, or
+    messages. record: its Shapes, or the file of its mask. size: (height, width) in the annotation, or
     None. split: train, val, test or another subset of the export, or "". extract: a function that returns the content
     and suffix of an image that is inside the annotation file `image`.
     """
@@ -121,51 +135,31 @@ class Converted:
     unlisted: Counter = field(default_factory=Counter)
 
 
-# draw(entry, the image's (height, width), options, converted) yields (class or None, pixels) in drawing order: later
-# ones cover earlier ones. It adds empty and thin shapes to `converted`, and raises InputError if the mask would be
-# wrong, so that the entry is skipped.
-Draw = Callable[[Entry, tuple[int, int], Options, Converted], Iterator[tuple[str | None, Patch]]]
-
-# patch(data, where, size, line width) returns the pixels of a shape.
-Patcher = Callable[[Any, str, tuple[int, int], float], Patch]
-
-
 class Kind(NamedTuple):
-    """A format. read: fills in a Source. about: its line of --help. unlabelled: its default of --unlabelled."""
+    """A format. read: fills in a Source. about: its line of --help. unlabelled: its default of --unlabelled.
+
+    patch(shape's data, where, image's (height, width), line width): returns the pixels of a shape.
+    shapes(record, (height, width), flags, converted): yields the Shapes of an entry, later ones over earlier ones; None
+    if the record is a list of them. Both raise InputError if the mask would be wrong, so that the entry is skipped.
+    """
 
     read: Callable[[Source], None]
-    draw: Draw
+    patch: Callable[[Any, str, tuple[int, int], float], Patch]
     about: str
     unlabelled: str = "background"
-
-
-def shapes(patch: Patcher) -> Draw:
-    """Return the Draw for a format whose records are lists of Shapes."""
-    return partial(_draw_shapes, patch)
-
-
-def _draw_shapes(
-    patch: Patcher, entry: Entry, size: tuple[int, int], options: Options, converted: Converted
-) -> Iterator[tuple[str | None, Patch]]:
-    for name, where, data in entry.record:
-        pixels = patch(data, where, size, options.line_width)
-        if pixels.mask.any():
-            converted.thin += [where] if pixels.is_thin else []
-            yield name, pixels
-        else:
-            converted.empty.append(where)
+    shapes: Callable[[Path, tuple[int, int], Options, Converted], Iterator[Shape]] | None = None
 
 
 @dataclass(frozen=True)
 class Numbering:
     """The label values of a source's classes. names, colours: as in Classes.
 
-    numbers: {class of the source: label value}. unlabelled: the value of pixels without a class.
+    numbers: {class of the source, or None to ignore: label value}. unlabelled: the value of pixels without a class.
     """
 
     names: list[str]
     colours: np.ndarray
-    numbers: dict[str, int]
+    numbers: dict[str | None, int]
     unlabelled: int
 
     def text(self) -> str:
@@ -210,7 +204,8 @@ def number_classes(source: Source, unlabelled: str) -> Numbering:
         raise UserError(f"the labels have {shown}, but a model needs 2 to 255: {remedy}")
     twice = [name for name, count in Counter(cleaned[name] for name in source.names).items() if count > 1]
     source.notes += [f"several classes are named {name!r}: they become one" for name in twice]
-    numbers = {name: number for number, name in enumerate(names)} | dict.fromkeys((IGNORED, *source.ignored), IGNORE)
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+    numbers |= dict.fromkeys((None, IGNORED, *source.ignored), IGNORE)
     numbers |= {name: numbers[clean] for name, clean in cleaned.items() if clean in numbers}
     if not source.unlabelled or unlabelled == "ignore":
         return Numbering(names, colours, numbers, IGNORE)

@@ -5,11 +5,11 @@
 Exit status: 0: all done; 1: done except for the files it names; 2: an error stopped the program.
 """
 
-import argparse
 import dataclasses
 import functools
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 from data.classes import read_classes
 from data.images import LABEL_SUFFIXES, NO_JPEG, label_png, read_label
 from data.layout import ANY_SUFFIXES, list_folder, read_list, without_suffix
+from flags.declare import flag
+from flags.reader import FlagReader
 from support import program
 from support.errors import UserError
 from support.files import write_atomic
@@ -27,24 +29,45 @@ from support.labels import IGNORE
 from support.processes import work_on
 from support.results import reserve
 from support.terminal import say, warn
-from tools.arguments import Parser
 from tools.scribbles.regions import import_extra
 from tools.scribbles.strokes import Style, draw_scribble
 
-EPILOG = """Each connected region of a class gets a stroke along its longest axis, which never leaves its class. The
+ABOUT = """Draw scribbles from dense masks, as a person would.
+
+Each connected region of a class gets a stroke along its longest axis, which never leaves its class. The
 same mask, flags, seed and name give the same scribble, whatever the other images and the number of processes.
-The defaults are fitted to ScribbleSup."""
+The defaults are fitted to ScribbleSup.
+"""
+
+
+@dataclass(frozen=True)
+class SimulateFlags(Style):
+    """Masks and scribbles."""
+
+    command: str = flag(None, "what to do", is_argument=True, choices=("simulate",))
+    masks: Path = flag(None, "folder of dense masks; 255 = ignore", is_argument=True)
+    out: Path = flag(
+        None, "folder for the scribbles, named as the masks; new, or of the same command", is_argument=True
+    )
+    list: Path | None = flag(None, "names of the masks to use, one a line [all]")
+    seed: int = flag(0, "another number gives other strokes", ge=0, le=2**31)
+    classes: str = flag("", "colours of the PNGs: voc, camvid, ..., or a FILE [voc]")
+    workers: int = flag(-1, "processes; 0 draws in this process [number of cores]", ge=-1)
+
+
+READER = FlagReader(SimulateFlags, "-m tools.scribbles", ABOUT, has_config=False)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = SimulateFlags(**READER.command_line(argv).values)
     import_extra("skimage")  # before anything is written
-    style, masks = _style(args), list(find_masks(args.masks, args.list).items())
-    job = {"out": args.out, "style": style, "seed": args.seed, "colours": read_classes(args.classes, None).colours}
-    settings = dataclasses.asdict(style) | {"seed": args.seed, "classes": args.classes}
+    masks = list(find_masks(args.masks, args.list).items())
+    simulate = functools.partial(_simulate, args=args, colours=read_classes(args.classes, None).colours)
+    settings = {item.name: getattr(args, item.name) for item in dataclasses.fields(Style)}
+    settings |= {"background": args.background_class, "seed": args.seed, "classes": args.classes}
     settings |= {"masks": str(args.masks.resolve())}
     reserve(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", inputs=[args.masks])
-    results = work_on(functools.partial(_simulate, **job), masks, args.workers, "mask", "drawing")
+    results = work_on(simulate, masks, args.workers, "mask", "drawing")
     counts = Counter(results)
     drawn, kept = counts.pop("drawn", 0), counts.pop("kept", 0)
     warn(*counts)  # the lines on masks without a scribble
@@ -72,60 +95,21 @@ def find_masks(folder: Path, list_file: Path | None) -> dict[str, Path]:
     return {name: masks[name][0] for name in names}
 
 
-def _style(args: argparse.Namespace) -> Style:
-    """Return the Style of the flags. Raises UserError if one is out of range."""
-    if not 0 < args.length <= 1:
-        raise UserError(f"--length {args.length}: must be above 0 and at most 1")
-    limits = {"wiggle": 1, "skip": 0.99, "width": 255}
-    limits |= dict.fromkeys(("min_area", "max_length", "per_class", "seed"), 2**31)
-    for name, most in limits.items():
-        least = int(name in ("width", "min_area"))
-        if not least <= getattr(args, name) <= most:
-            raise UserError(f"--{name} {getattr(args, name)}: must be {least} to {most}")
-    fields = {item.name: getattr(args, item.name) for item in dataclasses.fields(Style)}
-    return Style(**fields | {"background": None if args.background == "none" else 0})
-
-
-def _simulate(named: tuple[str, Path], out: Path, style: Style, seed: int, colours: np.ndarray) -> str:
+def _simulate(named: tuple[str, Path], args: SimulateFlags, colours: np.ndarray) -> str:
     """Write the scribble of a mask (name, file), unless there is one that is not older than the mask.
 
     colours: (256, 3) uint8. Returns "drawn", "kept", or a line that says why there is none.
     """
     name, mask = named
-    target = out / f"{name}.png"
+    target = args.out / f"{name}.png"
     if target.exists() and target.stat().st_mtime >= mask.stat().st_mtime:
         return "kept"
     try:
-        scribble = draw_scribble(read_label(mask, IGNORE), style, seed, name)
+        scribble = draw_scribble(read_label(mask, IGNORE), args, args.seed, name)
         write_atomic(target, label_png(scribble, colours), parents=True)
     except UserError as error:
         return str(error)
     return "drawn"
-
-
-def parser() -> Parser:
-    parser = Parser("tools.scribbles", "Draw scribbles from dense masks, as a person would.", EPILOG)
-    add = parser.add_argument
-    add("command", choices=("simulate",), metavar="simulate", help="what to do")
-    add("masks", type=Path, metavar="MASKS", help="folder of dense masks; 255 = ignore")
-    out = "folder for the scribbles, named as the masks; new, or of the same command"
-    add("out", type=Path, metavar="OUT", help=out)
-    add("--list", type=Path, metavar="FILE", help="names of the masks to use, one a line [all]")
-    add("--background", default="0", choices=("0", "none"), help="class whose strokes stay deep inside; none: no class")
-    area = "regions below this get no stroke, except the largest one of each class in an image"
-    add("--min_area", type=int, default=200, metavar="PIXELS", help=area)
-    add("--length", type=float, default=1.0, metavar="SHARE", help="share of the path through a region that is drawn")
-    add("--max_length", type=float, default=0, metavar="PIXELS", help="longest stroke; 0: no limit")
-    add("--width", type=int, default=3, metavar="PIXELS", help="width of the strokes")
-    wiggle = "random deviation to the sides, at most this share of the way to the border"
-    add("--wiggle", type=float, default=0.7, metavar="SHARE", help=wiggle)
-    skip = "probability that a thin region, such as a pole, gets no stroke; wider ones are skipped less often"
-    add("--skip", type=float, default=0.0, metavar="SHARE", help=skip)
-    add("--per_class", type=int, default=0, metavar="N", help="strokes of a class in an image, at most; 0: no limit")
-    add("--seed", type=int, default=0, metavar="N", help="another number gives other strokes")
-    add("--classes", default="", metavar="FILE", help="colours of the PNGs: voc, camvid, ..., or a FILE [voc]")
-    add("--workers", type=int, default=-1, metavar="N", help="processes; 0 draws in this process [number of cores]")
-    return parser
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 if not __package__:  # started as a file
@@ -26,7 +27,9 @@ from data.images import read_label
 from data.label_check import MAX_LABELS_READ
 from data.layout import MASKS, SCRIBBLES, find_split, first_folder
 from flags import FLAGS, Config, as_dict, parse_flags
+from flags.declare import flag
 from flags.programs import PSEUDO
+from flags.reader import FlagReader
 from flags.recipe import RECIPE_FLAGS
 from flags.shared import DataFlags, LaunchFlags
 from support import program, shell, signals
@@ -35,8 +38,8 @@ from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
 from support.terminal import say, warn
-from tools.arguments import Parser
 from tools.check.rules import DENSE
+from tools.scribbles.__main__ import READER as SIMULATE
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
@@ -51,19 +54,36 @@ STOP_SIGNALS = {*signals.SIGNALS, *(getattr(signal, name) for name in ("SIGHUP",
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
 
 
+@dataclass(frozen=True)
+class PipelineFlags:
+    """Chain."""
+
+    data: Path = flag(None, "folder of a data set in VOC's layout", is_argument=True)
+    out: Path = flag(None, "folder for all results", is_argument=True)
+    rounds: int = flag(1, "number of rounds: each makes pseudo-labels and trains a model on them", ge=1)
+    processes: int = flag(1, "processes of train.py and pseudo.py, started by torchrun: one for each GPU", ge=1)
+    simulate: str = flag(
+        "", "'FLAGS' of tools.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]"
+    )
+    pseudo: str = flag(PSEUDO_FLAGS, "'FLAGS' of pseudo.py, as in --pseudo='--flip'; several scales make better labels")
+
+    others: tuple[str, ...] = ()  # not a flag: the words for train.py
+
+
+ABOUT = "Go from images and scribbles to a scored model. Other flags are train.py's."
+READER = FlagReader(PipelineFlags, "-m tools.scribbles.pipeline", ABOUT, has_config=False, passes_on=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run all steps. Return 0, or the exit status of the step that failed. argv: the words, or None for sys.argv."""
-    args, flags = parser().parse_known_args(sys.argv[1:] if argv is None else argv)
+    args = PipelineFlags(**READER.command_line(argv).values)
     if not args.data.is_dir():
         raise UserError(f"{args.data}: no such folder: the first argument must be the data set's folder")
-    for name in ("rounds", "processes"):
-        if (number := getattr(args, name)) < 1:
-            raise UserError(f"--{name} {number}: must be at least 1")
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     try:
-        run_steps(args, flags)
+        run_steps(args)
     except (subprocess.CalledProcessError, KeyboardInterrupt) as error:
         status = error.returncode if isinstance(error, subprocess.CalledProcessError) else STOPPED
         if status == STOPPED:
@@ -75,13 +95,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run_steps(args, flags: list[str]) -> None:
-    """Run all steps. args: from parser(). flags: of train.py. Raises CalledProcessError if a step fails."""
-    data, work = args.data.resolve(), args.work.resolve()
-    flags, cfg = read_flags(flags, args.pseudo, data)
+def run_steps(args: PipelineFlags) -> None:
+    """Run all steps. Raises CalledProcessError if a step fails."""
+    data, work = args.data.resolve(), args.out.resolve()
+    flags, cfg = read_flags(list(args.others), data)
+    simulate = read_words(args, "simulate", SIMULATE, OWN_SIMULATE, "simulate", "MASKS", "OUT")
+    pseudo = read_words(args, "pseudo", PSEUDO, OWN_PSEUDO)
     drawn, masks = (data / SCRIBBLES).is_dir(), first_folder(data, cfg.val_path, *MASKS)
-    refuse(args.simulate, OWN_SIMULATE, "tools.scribbles", "--simulate ")
-    if drawn and args.simulate:
+    if drawn and simulate:
         raise UserError(f"--simulate: {data / SCRIBBLES} has scribbles, so none are simulated: drop this flag")
     if not drawn and not masks.is_dir():
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
@@ -106,8 +127,8 @@ def run_steps(args, flags: list[str]) -> None:
         "class names": sha256(Path(cfg.classes)) if Path(cfg.classes).is_file() else cfg.classes,
         # The recipe leaves these alone, even where they have their default value.
         "given flags": sorted(given & RECIPE_FLAGS),
-        "simulate": args.simulate,
-        "pseudo": args.pseudo,
+        "simulate": simulate,
+        "pseudo": pseudo,
     }
     # train.py would keep models of other labels or flags, and their scores.
     reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh")
@@ -119,22 +140,36 @@ def run_steps(args, flags: list[str]) -> None:
         run("train.py", *flags, *folders, "--resume", "auto", *more, num_processes=args.processes)
 
     if not drawn:
-        words = ["--list", splits[0].list_file, "--background", cfg.background, *args.simulate]
+        words = ["--list", splits[0].list_file, "--background", cfg.background, *simulate]
         run("tools/scribbles/__main__.py", "simulate", masks, scribbles, *words)
     train(0, "--dataset", "ScribbleOnly")
     for number in range(1, args.rounds + 1):
-        pseudo = work / f"pseudo_{number}"
-        words = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--output", pseudo, *launch, *args.pseudo]
+        labels_of = work / f"pseudo_{number}"
+        words = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--output", labels_of, *launch, *pseudo]
         run("pseudo.py", *words, num_processes=args.processes)
-        train(number, "--dataset", "ScribblePseudo", "--pseudo_path", pseudo)
+        train(number, "--dataset", "ScribblePseudo", "--pseudo_path", labels_of)
     last = work / f"round_{args.rounds}" / "best.pt"
     run("evaluate.py", "--checkpoint", last, "--report", work / "report", *launch)
+
+
+def read_words(args: PipelineFlags, name: str, reader: FlagReader, own: Collection[str], *start: str) -> list[str]:
+    """Return the words of --simulate or --pseudo, the flags of a reader's program.
+
+    Raises UserError on a wrong one, or on one in `own`, which the chain sets. start: the program's arguments.
+    """
+    try:
+        words = shlex.split(getattr(args, name))
+        values = reader.command_line([*start, *words]).values
+    except ValueError as error:  # such as a UserError
+        raise UserError(f"--{name}: {error}") from None
+    refuse([f"--{flag}" for flag in values if flag in reader.flags], own, reader.program, f"--{name} ")
+    return words
 
 
 def refuse(words: Iterable[str], names: Collection[str], program: str, start: str = "") -> None:
     """Raise UserError if one of the words is a flag in `names`, which the chain sets. start: begins the message."""
     if word := next((word for word in words if word[:2] == "--" and word.partition("=")[0][2:] in names), None):
-        raise UserError(f"{start}{word}: the pipeline sets this flag of {program} itself: drop it")
+        raise UserError(f"{start}{word}: the pipeline sets this flag of {program.removeprefix('-m ')} itself: drop it")
 
 
 def check_strokes(folder: Path, labels: list[Path]) -> None:
@@ -151,10 +186,10 @@ def check_strokes(folder: Path, labels: list[Path]) -> None:
              "pixel without a stroke must be 255")  # fmt: skip
 
 
-def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[str], Config]:
+def read_flags(flags: list[str], data: Path) -> tuple[list[str], Config]:
     """Return the flags of train.py, with those of the data set's classes.txt, and the Config, with --background chosen.
 
-    Raises UserError on a wrong flag of train.py or pseudo.py, so that it is found before anything is done.
+    Raises UserError on a wrong flag, so that it is found before anything is done.
     """
     refuse(flags, OWN, "train.py")
     cfg, file = parse_flags([*flags, "--dataset_path", str(data)]), data / "classes.txt"
@@ -171,11 +206,6 @@ def read_flags(flags: list[str], pseudo: list[str], data: Path) -> tuple[list[st
         cfg = dataclasses.replace(cfg, background="0" if first_class.lower() in BACKGROUND else "none")
     if cfg.label_map:
         raise UserError(f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which it would map again")
-    try:
-        names = PSEUDO.command_line(pseudo)[0]
-    except UserError as error:
-        raise UserError(f"--pseudo: {error}") from None
-    refuse(map("--{}".format, names), OWN_PSEUDO, "pseudo.py", "--pseudo ")
     return flags, cfg
 
 
@@ -201,24 +231,6 @@ def run(program: str, *words: object, num_processes: int = 1) -> None:
             raise
     if status:
         raise subprocess.CalledProcessError(status if status > 0 else 128 - status, command)
-
-
-def parser() -> Parser:
-    parser = Parser(
-        "tools.scribbles.pipeline", "Go from images and scribbles to a scored model.", "Other flags are train.py's."
-    )
-    add = parser.add_argument
-    add("data", type=Path, metavar="DATA", help="folder of a data set in VOC's layout")
-    add("work", type=Path, metavar="OUT", help="folder for all results")
-    rounds = "number of rounds: each makes pseudo-labels and trains a model on them"
-    add("--rounds", type=int, default=1, metavar="N", help=rounds)
-    processes = "processes of train.py and pseudo.py, started by torchrun: one for each GPU"
-    add("--processes", type=int, default=1, metavar="N", help=processes)
-    simulate = "flags of tools.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]"
-    add("--simulate", type=shlex.split, default=[], metavar="'FLAGS'", help=simulate)
-    pseudo = f"flags of pseudo.py; several scales make better labels [{PSEUDO_FLAGS}]"
-    add("--pseudo", type=shlex.split, default=PSEUDO_FLAGS, metavar="'FLAGS'", help=pseudo)
-    return parser
 
 
 if __name__ == "__main__":

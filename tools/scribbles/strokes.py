@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from flags.declare import flag
 from support.labels import IGNORE
 from tools.scribbles.regions import Regions, depth_inside, find_regions, longest_path, skeleton
 
@@ -24,16 +25,28 @@ THIN = 0.01  # times the image's shorter side: half the width of regions that ar
 
 @dataclass(frozen=True)
 class Style:
-    """How strokes are drawn; each field is the flag of that name. background: class number, None for none."""
+    """Strokes."""
 
-    min_area: int
-    length: float
-    max_length: float
-    width: int
-    wiggle: float
-    skip: float
-    per_class: int
-    background: int | None
+    background: str = flag("0", "class whose strokes stay deep inside; none: no class", choices=("0", "none"))
+    min_area: int = flag(
+        200, "pixels: smaller regions get no stroke, except the largest one of each class in an image", ge=1, le=2**31
+    )
+    length: float = flag(1.0, "share of the path through a region that is drawn", gt=0, le=1)
+    max_length: float = flag(0.0, "longest stroke in pixels; 0: no limit", ge=0, le=2**31)
+    width: int = flag(3, "width of the strokes in pixels", ge=1, le=255)
+    wiggle: float = flag(0.7, "random deviation to the sides, at most this share of the way to the border", ge=0, le=1)
+    skip: float = flag(
+        0.0,
+        "probability that a thin region, such as a pole, gets no stroke; wider ones are skipped less often",
+        ge=0,
+        le=0.99,
+    )
+    per_class: int = flag(0, "strokes of a class in an image, at most; 0: no limit", ge=0, le=2**31)
+
+    @property
+    def background_class(self) -> int | None:
+        """Return --background as a class number; None for "none"."""
+        return None if self.background == "none" else int(self.background)
 
 
 def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.ndarray:
@@ -55,7 +68,7 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
         inner = np.where(inside, depth[box], 0)
         if not len(pixels):  # thinning can use up a region of a few pixels
             pixels = np.argwhere(inside & (inner == inner[inside].max()))[:1]
-        if value == style.background:
+        if value == style.background_class:
             pixels = _deep_part(pixels, inner)
         curve = _interior(longest_path(pixels), inner, style, rngs[index])
         stroke = _drawn(curve, inside.shape, style.width)

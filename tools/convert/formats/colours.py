@@ -13,9 +13,10 @@ import numpy as np
 from PIL import Image
 
 from data.classes import MAX_TEXT
-from data.images import LABEL_SUFFIXES, NO_JPEG, decode
+from data.folders import Files
+from data.images import LABEL_SUFFIXES, decode
 from data.layout import Split, first_folder, list_folder, match_files, select
-from support import shell
+from data.plain import find_flags
 from support.errors import InputError, UserError
 from support.files import read_bytes
 from support.progress import progress_bar
@@ -23,7 +24,7 @@ from support.terminal import say
 from tools.convert.painting import HIDDEN, opaque, twins
 from tools.convert.polygons import Patch
 from tools.convert.reading import read_splits
-from tools.convert.source import Converted, Entry, Options, Source
+from tools.convert.source import Converted, Entry, Options, Shape, Source
 
 MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
@@ -44,7 +45,7 @@ def read(source: Source) -> None:
     """
     _pair(source)
     if source.options.known:
-        _check_colours(source.options)
+        _class_of_colour(source.options)  # raises before anything is written
         source.names, source.unlabelled = source.options.known.names, False
         return
     counts: Counter[int] = Counter()
@@ -54,7 +55,7 @@ def read(source: Source) -> None:
         counts.update(present)
         palettes += [set(present)] if len(present) <= MOST else []
     if source.entries and not counts:
-        _packed(source.entries[0].record)  # raises: no mask can be read, and draw() comes too late to say why
+        _packed(source.entries[0].record)  # raises: no mask can be read, and shapes() comes too late to say why
     colours = sorted(counts)
     if colours == [BLACK] and _packed(source.entries[0].record)[1]:
         raise UserError(f"{source.entries[0].record}: {HIDDEN}")
@@ -77,7 +78,7 @@ def read(source: Source) -> None:
 
 
 def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
-    """Yield the masks that can be read, as _packed() returns them. draw() names the others."""
+    """Yield the masks that can be read, as _packed() returns them. shapes() names the others."""
     for entry in progress_bar(entries, total=len(entries), title=doing, unit="mask"):
         with contextlib.suppress(InputError):
             yield _packed(entry.record)[0]
@@ -112,21 +113,24 @@ def _channels(packed: np.ndarray) -> np.ndarray:
     return np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1).astype(np.uint8)
 
 
-def draw(
-    entry: Entry, size: tuple[int, int], options: Options, converted: Converted
-) -> Iterator[tuple[str | None, Patch]]:
-    """Yield the pixels of each colour of the mask. Black is unlabelled in strokes, and elsewhere if no class has it."""
-    pixels, converted.is_hidden = _packed(entry.record)
+def shapes(mask: Path, size: tuple[int, int], options: Options, converted: Converted) -> Iterator[Shape]:
+    """Yield the pixels of each colour of a mask. Black is unlabelled in strokes, and elsewhere if no class has it."""
+    pixels, converted.is_hidden = _packed(mask)
     height, width = pixels.shape
     if (height, width) != size:
-        raise InputError(f"{entry.record}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
+        raise InputError(f"{mask}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
     names = _class_of_colour(options)
     present = np.unique(pixels).tolist()
     if len(present) > MOST:
-        raise InputError(f"{entry.record}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
+        raise InputError(f"{mask}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
     for colour in present:
         if colour != BLACK or (colour in names and not options.scribbles):
-            yield names.get(colour, _name(colour)), Patch(0, 0, pixels == colour)
+            yield Shape(names.get(colour, _name(colour)), str(mask), pixels == colour)
+
+
+def patch(pixels: np.ndarray, where: str, size: tuple[int, int], line_width: float) -> Patch:
+    """Return the pixels of a colour."""
+    return Patch(0, 0, pixels)
 
 
 def has_colours(path: Path) -> bool:
@@ -144,8 +148,7 @@ def class_file(source: Path) -> str:
 
 def check_hint(source: Path) -> str:
     """Return the end of a message: the command that finds the ends of names and the layout of an export."""
-    root = source.parent if source.name in MASK_FOLDERS else source
-    return f"; to find the right flags for this folder: {shell.python_command('-m', 'tools.check', root)}"
+    return find_flags(source.parent if source.name in MASK_FOLDERS else source)
 
 
 def _pair(source: Source) -> None:
@@ -166,29 +169,20 @@ def _pair(source: Source) -> None:
             f"{root / 'images'}, or name the end of the masks' names, as in --label_suffix _mask{check_hint(root)}"
         )
     endings = {"image": options.image_suffix, "mask": options.label_suffix}
-    pairs = match_files(Split({"image": images, "mask": masks}, endings=endings))
+    split = Split({"image": images, "mask": masks}, endings=endings)
+    pairs = match_files(split)
     if images == root != masks:
         pairs = [(name, files) for name, files in pairs if name.split("/")[0] not in NO_IMAGES]
     if not pairs:
         raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(root)}")
     splits = read_splits(_beside(root, LISTS), dict(pairs), source.faults)
 
-    def read_pair(pair: tuple[str, dict[str, list[Path]]]) -> list[Entry]:
-        name, files = pair
-        (image, *more), masks_of_name = files["image"], files["mask"]
-        if more:
-            raise InputError(f"{image} and {more[0].name}: two images of one name: skipped")
-        if not masks_of_name and splits and name not in splits:
+    def read_pair(pair: tuple[str, Files]) -> list[Entry]:
+        name, found = pair
+        if not found["mask"] and splits and name not in splits:
             return []
-        if not masks_of_name:
-            expected = masks / f"{name}{options.label_suffix}.png"
-            raise InputError(f"{image}: an image without a mask: expected {expected}: skipped")
-        mask, *others = masks_of_name
-        if others:
-            raise InputError(f"{mask} and {others[0].name}: two masks of one name: skipped")
-        if mask.suffix.lower() not in LABEL_SUFFIXES:
-            raise InputError(f"{mask}: {NO_JPEG}: skipped")
-        return [Entry(name, str(mask), image, mask, split=splits.get(name, ""))]
+        files = split.choose(name, found)
+        return [Entry(name, str(files["mask"]), files["image"], files["mask"], split=splits.get(name, ""))]
 
     for entries in source.collect(read_pair, pairs):
         source.entries += entries
@@ -202,21 +196,19 @@ def _beside(source: Path, name: str) -> Path | None:
     return next((root / name for root in roots if (root / name).exists()), None)
 
 
-def _check_colours(options: Options) -> None:
-    """Raise UserError if two classes of --classes have one colour."""
-    first: dict[int, str] = {}
-    for name, colour in zip(options.known.names, options.known.colours.tolist(), strict=False):
-        if (other := first.setdefault(_pack(colour), name)) != name:
-            twice = f"{other!r} and {name!r} both have the colour {_name(_pack(colour))}"
-            raise UserError(f"--classes {options.classes}: {twice}: give one of them another, in a copy of the file")
-
-
 def _class_of_colour(options: Options) -> dict[int, str | None]:
-    """Return {packed colour: class, or None to ignore} of --classes; {} without it."""
+    """Return {packed colour: class, or None to ignore} of --classes; {} without it.
+
+    Raises UserError if two classes have one colour.
+    """
     if not options.known:
         return {}
-    pairs = [*zip(options.known.names, options.known.colours.tolist(), strict=False)]
-    return {_pack(VOC_VOID): None} | {_pack(colour): name for name, colour in reversed(pairs)}
+    classes: dict[int, str] = {}
+    for name, colour in zip(options.known.names, options.known.colours.tolist(), strict=False):
+        if (other := classes.setdefault(_pack(colour), name)) != name:
+            twice = f"{other!r} and {name!r} both have the colour {_name(_pack(colour))}"
+            raise UserError(f"--classes {options.classes}: {twice}: give one of them another, in a copy of the file")
+    return {_pack(VOC_VOID): None} | classes
 
 
 def _pack(colour: Sequence[int]) -> int:
@@ -232,11 +224,7 @@ def _packed(path: Path) -> tuple[np.ndarray, bool]:
     def convert(image: Image.Image) -> Image.Image:
         return image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
 
-    try:
-        pixels = decode(path, convert, lossless=True)
-    except UserError as error:
-        raise InputError(str(error)) from None
-    rgb, is_hidden = opaque(pixels)
+    rgb, is_hidden = opaque(decode(path, convert, lossless=True))
     return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32), is_hidden
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from data.folders import list_files
 from data.images import IMAGE_SUFFIXES, decode
-from support.errors import InputError, UserError
+from support.errors import InputError
 from tools.convert import polygons
 from tools.convert.polygons import Patch, read_points
 from tools.convert.reading import ImageFinder, output_name, read_json, read_size, read_value, split_in
@@ -151,10 +151,7 @@ def patch(region: Any, where: str, size: tuple[int, int], line_width: float) -> 
     """Return the pixels of a region, or of the file of a brush mask."""
     height, width = size
     if isinstance(region, Path):
-        try:
-            pixels = decode(region)
-        except UserError as error:
-            raise InputError(str(error)) from None
+        pixels = decode(region)
         if pixels.ndim > 2:
             raise InputError(f"{where}: has {pixels.shape[2]} channels, but a brush mask is grey: save it as grey PNG")
         if pixels.shape != size:
