@@ -26,7 +26,7 @@ from distributed import checks
 from distributed.group import Group
 from inference.report import describe_protocol, page
 from inference.scoring import Evaluation, evaluate_split, gather_predictions
-from inference.trained import load_on_ranks, on_all_ranks, read_flags
+from inference.trained import load_on_ranks, run_program
 from support.errors import UserError
 from support.files import check_file, write_atomic
 from training.data import prepare_demo_data
@@ -38,8 +38,7 @@ log = logging.getLogger("segtrain")
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluate with the flags of a command line (argv; None: sys.argv). Returns 0, or errors.STOPPED after a signal."""
-    flags, overrides = read_flags(EVALUATE, argv)
-    return on_all_ranks(flags, lambda group: evaluate(flags, overrides, group))
+    return run_program(EVALUATE, argv, evaluate)
 
 
 def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:

@@ -115,6 +115,22 @@ def as_dict(cfg: Config) -> dict:
     return {name: getattr(cfg, name) for name, item in FLAGS.items() if not item.per_launch}
 
 
+def as_words(values: dict[str, Any]) -> list[str]:
+    """Return the words of a command line that give flags these values."""
+    words: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no_{name}")
+        else:
+            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+    return words
+
+
+def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of {flag of train.py: value} that are not the default."""
+    return {name: value for name, value in values.items() if value != FLAGS[name].default}
+
+
 def dump(cfg: Config) -> str:
     """Return the flags and their values as YAML text, to repeat the run with `--config`."""
     return yaml.safe_dump(as_dict(cfg), sort_keys=False)

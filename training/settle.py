@@ -48,12 +48,12 @@ def settle(cfg: Config, group: Group) -> Plan:
 
     # 1. What the flags name: the checkpoint to resume, the classes, the files of both splits.
     prepare_demo_data(cfg, group)
-    run = find_run(cfg, group)
-    resumed = run.checkpoint
+    earlier = find_run(cfg, group)
+    resumed = earlier.checkpoint
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
-    if run.folder is None and group.is_main:  # an error here also ends the other ranks
+    if earlier.folder is None and group.is_main:  # an error here also ends the other ranks
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
     check_data(cfg, group, files)
@@ -65,7 +65,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     start_weights = None if resumed else read_start_weights(cfg, group)
     cfg = settle_stride(cfg, group, resumed, start_weights)
     check_flags(cfg, is_final=True)
-    return Plan(cfg, classes, files, run.folder, resumed, start_weights)
+    return Plan(cfg, classes, files, earlier.folder, resumed, start_weights)
 
 
 def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
@@ -90,17 +90,17 @@ def find_run(cfg: Config, group: Group) -> ResumedRun:
     The run continues in the checkpoint's folder. With --reset_data_offset it starts a new one, and the folder is None.
     Raises UserError if the checkpoint is missing or unusable.
     """
-    run = ResumedRun()
+    earlier = ResumedRun()
     if group.is_main and cfg.resume:  # an error here also ends the other ranks
-        run = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
-    place, path = group.broadcast((run.folder, run.path))
+        earlier = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
+    place, path = group.broadcast((earlier.folder, earlier.path))
     place, chosen = None if cfg.reset_data_offset else place, Path(cfg.logdir, cfg.name)
     names_a_place = cfg.resume != "auto" and not cfg.typed.isdisjoint(("logdir", "name"))
     if place and names_a_place and place.resolve() != chosen.resolve():
         log.info(
             f"the run goes on in {place}, not in {chosen}: add --reset_data_offset to start a new run there from step 1"
         )
-    resumed = run.checkpoint
+    resumed = earlier.checkpoint
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
