@@ -14,19 +14,17 @@ from pathlib import Path
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from flags import Config
 from flags.programs import EVALUATE, EvaluateFlags
 from support import program
 
 if __name__ == "__main__":
     program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
 
-from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
 from inference.report import describe_protocol, page
 from inference.scoring import Evaluation, evaluate_split, gather_predictions
-from inference.trained import load_on_ranks, on_all_ranks, read_flags
+from inference.trained import load_on_ranks, run_program
 from support.errors import UserError
 from support.files import check_file, write_atomic
 from training.data import prepare_demo_data
@@ -38,8 +36,7 @@ log = logging.getLogger("segtrain")
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluate with the flags of a command line (argv; None: sys.argv). Returns 0, or errors.STOPPED after a signal."""
-    flags, overrides = read_flags(EVALUATE, argv)
-    return on_all_ranks(flags, lambda group: evaluate(flags, overrides, group))
+    return run_program(EVALUATE, argv, evaluate)
 
 
 def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
@@ -55,7 +52,13 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     dataset = loader.dataset
     checks.check_setup(group, {f"{split} list": dataset})
     if group.is_main:  # an error here also ends the other ranks
-        check_outputs(flags, cfg, dataset)
+        inputs = [Path(flags.checkpoint), *map(Path, filter(None, (cfg.classes, cfg.label_map)))]
+        inputs += dataset.folders.values()
+        if flags.report:
+            mark = "Nothing is loaded from anywhere"
+            check_file(Path(flags.report, "index.html"), "--report", mark=mark, inputs=inputs)
+        if flags.json:
+            check_file(Path(flags.json), "--json", mark='"per_image": [', inputs=inputs, suffix=".json")
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 
@@ -72,16 +75,6 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         path, steps = Path(flags.report) / "index.html", "unknown" if model.file.step is None else model.file.step
         write_atomic(path, page(model.path, steps, cfg, dataset, split, how, result, predictions), parents=True)
         log.info(f"report: {path}")
-
-
-def check_outputs(flags: EvaluateFlags, cfg: Config, dataset: SegmentationDataset) -> None:
-    """Raise UserError if --report or --json cannot be written, or would replace a file that they should not."""
-    inputs = [Path(flags.checkpoint), *map(Path, filter(None, (cfg.classes, cfg.label_map)))]
-    inputs += dataset.folders.values()
-    if flags.report:
-        check_file(Path(flags.report, "index.html"), "--report", mark="Nothing is loaded from anywhere", inputs=inputs)
-    if flags.json:
-        check_file(Path(flags.json), "--json", mark='"per_image": [', inputs=inputs, suffix=".json")
 
 
 def as_dict(result: Evaluation) -> dict:

@@ -29,10 +29,10 @@ from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
 from inference.exporting.onnx import OnnxModel
-from inference.inputs import Computed, attempt, film_hint, find_inputs, read_input
+from inference.inputs import attempt, film_hint, find_inputs, read_inputs
 from inference.outputs import Outputs
-from inference.predictor import ImagePredictor, predict_batch, window_steps
-from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, on_all_ranks, read_flags
+from inference.predictor import ImagePredictor, Step, each_batch, predict_batch
+from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, run_program
 from support.errors import UserError
 from support.files import check_place, sha256
 from support.progress import progress_bar
@@ -46,10 +46,7 @@ WITH_MODEL = ("classes", "background", "val_batchsize", "val_workers", *LOADER_F
 
 def main(argv: list[str] | None = None) -> int:
     """Predict with the flags of a command line. Returns 0, 1 if an input failed, or errors.STOPPED."""
-    flags, overrides = read_flags(PREDICT, argv)
-    if not flags.input:
-        raise UserError("--input is not set: name an image, a folder or a 'pattern'")
-    return on_all_ranks(flags, lambda group: predict_all(flags, overrides, group))
+    return run_program(PREDICT, argv, predict_all)
 
 
 def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
@@ -57,6 +54,8 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
 
     overrides: {flag: value} that replaces the checkpoint's.
     """
+    if not flags.input:
+        raise UserError("--input is not set: name an image, a folder or a 'pattern'")
     model, classes, background, settings = load_model(flags, overrides, group)
     wanted = {"overlays": flags.overlay, "probs": flags.probs}
     with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
@@ -90,9 +89,7 @@ def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[Imag
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, classes = trained.cfg, trained.classes
     check_place(Path(flags.output), "--output", data_folders(cfg))
-    settings |= cfg.sizes | {"model_type": cfg.model_type, "stride_in_1x1": cfg.stride_in_1x1, "amp": cfg.amp}
-    settings = {"checkpoint": sha256(trained.path), **settings, "colours": classes.colours[: cfg.numclasses].tolist()}
-    return predictor, classes, cfg.background_class, settings
+    return predictor, classes, cfg.background_class, trained.settings(flags)
 
 
 def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[dict[str, Path], set[str]]:
@@ -140,22 +137,21 @@ def predict(
     batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
-    images = Computed(partial(read_input, [inputs[name] for name in names]), len(names))
-    loader = make_loader(Loader, images, flags, group, batch_sampler=batches, collate_fn=list)
+    files = [(name, inputs[name]) for name in names]
+    loader = make_loader(Loader, files, flags, group, batch_sampler=batches, collate_fn=read_inputs)
     failures: list[UserError] = []
-    with window_steps(model, list(readable.values()), batches, "images", group) as step:
-        for batch in loader:
-            if group.stop:
-                break
-            failures += [image for _, image in batch if isinstance(image, UserError)]
-            whole = {names[index]: image for index, image in batch if isinstance(image, np.ndarray)}
-            if whole:
-                pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
-                labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None, step)
-                for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):
-                    outputs.write(name, image, label, prob)
+
+    def write(batch: list[tuple[str, np.ndarray | UserError]], step: Step) -> None:
+        failures.extend(image for _, image in batch if isinstance(image, UserError))
+        whole = {name: image for name, image in batch if isinstance(image, np.ndarray)}
+        if whole:
+            pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
+            labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None, step)
+            for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):
+                outputs.write(name, image, label, prob)
+
+    each_batch(model, loader, list(readable.values()), group, write)
     outputs.wait()
-    group.raise_if_stopped()
     errors = [headers[name] for name in pending if isinstance(headers[name], UserError)]
     return errors + [error for share in group.gather(failures + outputs.failures) for error in share]
 

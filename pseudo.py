@@ -21,20 +21,18 @@ from data.classes import read_preset
 from data.dataset import SegmentationDataset
 from distributed import checks
 from distributed.group import Group
-from flags import FLAGS, Config
+from flags import Config, as_words, without_defaults
 from inference.pseudo import label_folder
-from inference.trained import LAYOUT, load_on_ranks, on_all_ranks, read_flags
+from inference.trained import LAYOUT, load_on_ranks, run_program
 from support import shell
 from support.errors import UserError
-from support.files import check_file, sha256, write_atomic
+from support.files import check_file, write_atomic
 from support.results import reserve
 from training.data import find_files, prepare_demo_data
 
 log = logging.getLogger("segtrain")
 
-# Flags of data and model that pseudo-labels depend on, besides sizes and architecture.
-LABEL_FLAGS = ("numclasses", "background", "model_type", "amp", "val_batchsize")
-OWN_FLAGS = ("scales", "flip", "weights")  # those of pseudo.py that they depend on
+LABEL_FLAGS = ("numclasses", "background", "val_batchsize")  # on which pseudo-labels depend, too
 TRAINING_FLAGS = (*LAYOUT, "numclasses", "classes", "background", "long_side", "l_crf")
 
 
@@ -43,10 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
     Raises UserError for wrong flags or data.
     """
-    flags, overrides = read_flags(PSEUDO, argv)
-    if not flags.output:
-        raise UserError("--output is not set: name the folder for the pseudo-labels")
-    return on_all_ranks(flags, lambda group: make(flags, overrides, group))
+    return run_program(PSEUDO, argv, make)
 
 
 def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
@@ -54,6 +49,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     overrides: {flag: value} that replaces the checkpoint's.
     """
+    if not flags.output:
+        raise UserError("--output is not set: name the folder for the pseudo-labels")
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, classes = trained.cfg, trained.classes
     if not cfg.dataset_path:
@@ -64,9 +61,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
             f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which train.py would map again: write the "
             "scribbles as class numbers"
         )
-    settings = {name: getattr(flags, name) for name in OWN_FLAGS} | {"checkpoint": sha256(trained.path)}
-    settings |= {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.sizes | cfg.architecture
-    settings["colours"] = classes.colours[: cfg.numclasses].tolist()
+    settings = trained.settings(flags) | {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.architecture
     prepare_demo_data(cfg, group)
     split, folder = flags.split or cfg.train_split, Path(flags.output)
     dataset = label_folder.find_scribbles(cfg, split, flags.train_path)
@@ -106,9 +101,7 @@ def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cf
         values["classes"] = Path(flags.output) / "classes.txt"
         check_file(values["classes"], "--output", mark=cfg.texts["classes"])
         write_atomic(values["classes"], cfg.texts["classes"])
-    for name, value in values.items():
-        if value != FLAGS[name].default:
-            words += [f"--{name}", *(value if FLAGS[name].is_list else [value])]
+    words += as_words(without_defaults(values))
     log.info(f"to train on them: {shell.python_command('train.py', *words)}")
 
 

@@ -93,7 +93,7 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
     # The folder comes last: a start that fails leaves none behind.
-    run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
+    run.open(plan, state, run_steps=schedule.total_steps - schedule.steps_done(state))
     run.show_samples(lambda: draw_samples(cfg, train_loader, plan.classes))
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
     # Ranks must start equal. In mid-epoch, batch-norm statistics differ between ranks, so they are not compared then.
@@ -128,7 +128,7 @@ class Trainer:
             messages.log_stop(run.folder, state, self.group, stop)
             return STOPPED
         run.writer.wait()  # the last checkpoint is written in the background
-        messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.extras)
+        messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.best_effort)
         return 0
 
     def train_one_epoch(self) -> None:

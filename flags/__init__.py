@@ -3,9 +3,9 @@
 A value comes from the default, then a YAML file (`--config FILE`), then the command line.
 """
 
+import argparse
 import dataclasses
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     task_flags. Raises UserError on unknown flags and invalid values.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    file, saved = _file_of(words), None
+    first, saved = _first_flags(words), None
+    # Without the file, if only help is asked for.
+    file = ConfigFile(Path(first.config), first.stage) if first.config and not {"-h", "--help"} & set(words) else None
     content = READER.yaml_file(file) if file else Parsed({}, None, [])
-    task = _value(words, "task") or content.values.get("task", "train")
+    task = first.task or content.values.get("task", "train")
     reader, program = TASKS.get(task, TASKS["train"])
     overrides, config_file, notes = reader.command_line(words)
     notes = notes + content.notes
@@ -85,17 +87,12 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     return dataclasses.replace(cfg, notes=notes)
 
 
-def _file_of(words: list[str]) -> ConfigFile | None:
-    """Return the file of --config among the words of a command line; None without one, or if only help is asked for."""
-    path = "" if {"-h", "--help"} & set(words) else _value(words, "config")
-    return ConfigFile(Path(path), _value(words, "stage")) if path else None
-
-
-def _value(words: list[str], name: str) -> str:
-    """Return the value of --name among the words of a command line, "" without one."""
-    found = [value for word, value in pairwise(words) if word == f"--{name}"]
-    found += [word.partition("=")[2] for word in words if word.startswith(f"--{name}=")]
-    return found[-1] if found else ""
+def _first_flags(words: list[str]) -> argparse.Namespace:
+    """Return the values of --config, --stage and --task, "" if not set: they decide how the others are read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("config", "stage", "task"):
+        parser.add_argument(f"--{name}", nargs="?", const="", default="")
+    return parser.parse_known_args([word for word in words if word != "--"])[0]  # launchers pass it on
 
 
 def _config_of_run(flag: str, overrides: dict) -> Path | None:
@@ -113,6 +110,22 @@ def _config_of_run(flag: str, overrides: dict) -> Path | None:
 def as_dict(cfg: Config) -> dict:
     """Return {flag: value} for all flags of train.py, except those that belong to one launch, such as --resume."""
     return {name: getattr(cfg, name) for name, item in FLAGS.items() if not item.per_launch}
+
+
+def as_words(values: dict[str, Any]) -> list[str]:
+    """Return the words of a command line that give flags these values."""
+    words: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no_{name}")
+        else:
+            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+    return words
+
+
+def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of {flag of train.py: value} that are not the default."""
+    return {name: value for name, value in values.items() if value != FLAGS[name].default}
 
 
 def dump(cfg: Config) -> str:

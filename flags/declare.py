@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import inspect
 import math
 import operator
 import typing
@@ -104,22 +105,19 @@ def flag(default: Any, help: str, **facts: Any) -> Any:
 
 def flags_of(declared: type) -> dict[str, Flag]:
     """Return {name: Flag} of a dataclass's flags: first those it declares, then those of its bases in their order."""
-    groups: list[dict[str, Flag]] = []
-    seen: set[str] = set()
-    for cls in reversed(declared.__mro__[:-1]):
-        group = {}
-        for item in dataclasses.fields(cls):
-            if item.name not in seen and "flag" in item.metadata:
-                group[item.name] = dataclasses.replace(
-                    item.metadata["flag"],
-                    name=item.name,
-                    group=(cls.__doc__ or "").partition("\n")[0].rstrip("."),
-                    kind=(*typing.get_args(item.type), item.type)[0],  # bool of bool | None, str of tuple[str, ...]
-                    is_list=typing.get_origin(item.type) is tuple,
-                )
-        seen |= set(group)
-        groups.insert(0, group)
-    return {name: item for group in groups for name, item in group.items()}
+    fields = {item.name: item for item in dataclasses.fields(declared) if "flag" in item.metadata}
+    return {
+        name: dataclasses.replace(
+            fields[name].metadata["flag"],
+            name=name,
+            group=(cls.__doc__ or "").partition("\n")[0].rstrip("."),
+            kind=(*typing.get_args(kind), kind)[0],  # bool of bool | None, str of tuple[str, ...]
+            is_list=typing.get_origin(kind) is tuple,
+        )
+        for cls in declared.__mro__
+        for name, kind in inspect.get_annotations(cls).items()
+        if name in fields
+    }
 
 
 def per_rank(values: Any) -> set[str]:

@@ -5,11 +5,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
-from torch.utils.data import Dataset
 
 from data.folders import walk
 from data.images import IMAGE_SUFFIXES, read_image
@@ -115,19 +114,6 @@ def attempt(read: Callable[[Path], T], path: Path) -> T | UserError:
         return error
 
 
-def read_input(files: list[Path], index: int) -> tuple[int, np.ndarray | UserError]:
-    """Return (index, the image (H, W, 3) uint8 RGB), or (index, UserError) if its file cannot be read."""
-    return index, attempt(read_image, files[index])
-
-
-class Computed(Dataset):
-    """A data set of read(index) for each index below `length`. Loader workers that are spawned must pickle `read`."""
-
-    def __init__(self, read: Callable[[int], Any], length: int):
-        self.read, self.length = read, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        return self.read(index)
+def read_inputs(inputs: list[tuple[str, Path]]) -> list[tuple[str, np.ndarray | UserError]]:
+    """Return the name of each (name, file) with its image (H, W, 3) uint8 RGB, or the UserError of its file."""
+    return [(name, attempt(read_image, file)) for name, file in inputs]

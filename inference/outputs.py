@@ -12,6 +12,7 @@ from PIL import Image
 from data.classes import Classes
 from data.images import label_png
 from data.pictures import JPEG_QUALITY, overlay, with_legend
+from distributed.group import Stopped
 from inference.inputs import OUTPUT_NOTE
 from support.errors import InputError
 from support.files import write_atomic
@@ -44,7 +45,7 @@ class Outputs:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(cancel_futures=error[0] is not None)
+        self._pool.shutdown(cancel_futures=error[0] not in (None, Stopped))  # after a signal, write what is predicted
 
     def claim(self, settings: dict, images: dict[str, Path], *, overwrite: bool) -> None:
         """Write predictions.json, or check that its settings are these, as support.results.reserve(). Only for rank 0.

@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from data.images.resize import resize, scaled_size
 from distributed.group import Group
@@ -61,15 +62,21 @@ def predict_batch(
     return labels, list(values)
 
 
-@contextlib.contextmanager
-def window_steps(
-    model: ImagePredictor, sizes: Sequence[tuple[int, int]], batches: Iterable[list[int]], title: str, group: Group
-) -> Iterator[Step]:
-    """Yield the Step for batches of image indices: it draws a progress bar, and cancels the body after a signal.
+def each_batch(
+    model: ImagePredictor,
+    loader: DataLoader,
+    sizes: Sequence[tuple[int, int]],
+    group: Group,
+    work: Callable[[Any, Step], object],
+    title: str = "images",
+) -> None:
+    """Call work(batch, step) with each batch of this rank's loader, below a progress bar. Collective.
 
-    sizes: (height, width) of all images. Call group.raise_if_stopped() after the body.
+    sizes: (height, width) of all images, to which the indices of the batches refer. step: the Step of the predictions.
+    A signal to any rank ends the loop, also between two windows, and raises Stopped on all ranks.
     """
-    counts = [model.num_windows(sizes[index]) for batch in batches for index in batch]
+    assert loader.batch_sampler is not None
+    counts = [model.num_windows(sizes[index]) for batch in loader.batch_sampler for index in batch]
     unit = "window" if max(counts, default=1) > 1 else "image"
     with (
         contextlib.suppress(Cancelled),
@@ -81,7 +88,10 @@ def window_steps(
             if group.stop:
                 raise Cancelled
 
-        yield step
+        for batch in loader:
+            step(0)
+            work(batch, step)
+    group.raise_if_stopped()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from data.images import label_png
 from data.loader import EvalLoader
 from data.pictures import panel
 from distributed.group import Group
-from inference.predictor import ImagePredictor, window_steps
+from inference.predictor import ImagePredictor, Step, each_batch
+from support.batch import EvalBatch
 from training import scores as counting
 from training.scores import Scores, class_counts, class_iou, confusion_matrix, mean_iou, miou_interval
 
@@ -59,32 +60,32 @@ def evaluate_split(
     title: names the progress bar. keep_pictures: keep the predictions that images_to_show() may choose, and this rank's
     first NUM_EXAMPLES images. Raises Stopped on all ranks if one of them got a signal.
     """
-    own, dataset = loader.batch_sampler, loader.dataset
+    dataset = loader.dataset
     confusion, counts = (
         torch.zeros(*size, dataset.num_classes, dtype=torch.int64, device=group.device)
         for size in ((dataset.num_classes,), (len(dataset.names), 3))
     )
     pngs: dict[int, bytes] = {}
     examples: list[tuple[np.ndarray, ...]] = []
-    with window_steps(predictor, own.sizes, own, title, group) as step:  # leaves the loop after a signal
-        for batch in loader:
-            if group.stop:
-                break
-            images, labels = (values.to(group.device, non_blocking=True) for values in (batch.image, batch.label))
-            predictions = predictor.labels(images, step)
-            for index, image, label, predicted in zip(batch.indices, images, labels, predictions, strict=True):
-                of_image = confusion_matrix(predicted, label, dataset.num_classes)
-                confusion += of_image
-                counts[index] = class_counts(of_image)
-                if keep_pictures and len(examples) < NUM_EXAMPLES:
-                    examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
-            if keep_pictures:
-                kept = sorted([*pngs, *batch.indices])  # an image not chosen among these is not chosen among all
-                kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
-                new = {index: values for index, values in zip(batch.indices, predictions, strict=True) if index in kept}
-                pngs |= {index: label_png(values.cpu().numpy()) for index, values in new.items()}
-                pngs = {index: pngs[index] for index in kept}
-    group.raise_if_stopped()
+
+    def score(batch: EvalBatch, step: Step) -> None:
+        images, labels = (values.to(group.device, non_blocking=True) for values in (batch.image, batch.label))
+        predictions = predictor.labels(images, step)
+        for index, image, label, predicted in zip(batch.indices, images, labels, predictions, strict=True):
+            of_image = confusion_matrix(predicted, label, dataset.num_classes)
+            confusion.add_(of_image)
+            counts[index] = class_counts(of_image)
+            if keep_pictures and len(examples) < NUM_EXAMPLES:
+                examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
+        if keep_pictures:
+            kept = sorted([*pngs, *batch.indices])  # an image not chosen among these is not chosen among all
+            kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
+            new = {index: values for index, values in zip(batch.indices, predictions, strict=True) if index in kept}
+            pngs.update({index: label_png(values.cpu().numpy()) for index, values in new.items()})
+            for index in pngs.keys() - set(kept):
+                del pngs[index]
+
+    each_batch(predictor, loader, loader.batch_sampler.sizes, group, score, title)
     return Evaluation(dataset.names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs, examples)
 
 

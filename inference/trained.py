@@ -31,6 +31,7 @@ from inference.predictor import Predictor
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type
 from support import program
 from support.errors import STOPPED, UserError
+from support.files import sha256
 from training import checkpoint
 from training.record.log import start_logging
 
@@ -58,22 +59,22 @@ def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, di
     return {name: value for name, value in saved.items() if name in launch} | values, overrides, notes
 
 
-def read_flags(reader: FlagReader, argv: list[str] | None) -> tuple[Any, dict]:
-    """Return (a program's flags, an InferenceFlags; {training flag: value} that override a checkpoint's)."""
+def run_program(reader: FlagReader, argv: list[str] | None, work: Callable[[Any, dict, Group], int | None]) -> int:
+    """Read a command line, join the process group, and call work(flags, overrides, group).
+
+    flags: the program's, an InferenceFlags. overrides: {training flag: value} that override a checkpoint's. Returns
+    work's status or 0; STOPPED after a signal.
+    """
     values, overrides, notes = read_overrides(reader, argv)
     flags = reader.declared(**values, notes=notes)
-    return flags, overrides | {name: getattr(flags, name) for name in LOADER_FLAGS} | {"val_workers": -1}
-
-
-def on_all_ranks(flags: InferenceFlags, work: Callable[[Group], int | None]) -> int:
-    """Join the process group of the flags and call work(group). Returns its status or 0; STOPPED after a signal."""
+    overrides |= {name: getattr(flags, name) for name in LOADER_FLAGS} | {"val_workers": -1}
     with process_group(**flags.group_options) as group, program.explain_errors(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
         for note in flags.notes:
             log.info(note)
         checks.check_flags(group, vars(flags), per_rank(flags))
         try:
-            return work(group) or 0
+            return work(flags, overrides, group) or 0
         except Stopped as stop:
             hint = " (--overwrite would delete its files)" if hasattr(flags, "overwrite") else ""
             log.info(f"stopped by {stop}; to finish, run the same command again{hint}")
@@ -167,6 +168,13 @@ class TrainedModel:
         if broken:
             raise UserError(f"--checkpoint {self.path}: {broken} is not finite: use an earlier checkpoint")
         return model.eval().to(device).to(memory_format=torch.channels_last)
+
+    def settings(self, flags: InferenceFlags) -> dict[str, Any]:
+        """Return all that predictions depend on, {name: value}: the settings of an output folder."""
+        names = ("model_type", "stride_in_1x1", "amp")
+        own = {name: getattr(self.cfg, name) for name in names} | self.cfg.sizes | inference_settings(flags)
+        colours = self.classes.colours[: self.cfg.numclasses].tolist()
+        return {"checkpoint": sha256(self.path), "weights": flags.weights, **own, "colours": colours}
 
     def predictor(self, weights: str = "auto", device: torch.device = CPU, **settings) -> Predictor:
         """Return a Predictor of the model at the sizes of `cfg`. settings: scales and flip, as in Predictor."""

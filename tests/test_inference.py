@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
-from distributed.group import Group
+from distributed.group import Group, Stopped
 from inference import predictor as inference
-from inference.predictor import Predictor, window_steps
+from inference.predictor import Predictor, each_batch
 from support import progress
 from support.errors import UserError
 
@@ -143,12 +144,20 @@ def test_work_is_counted_by_windows_and_stops_between_two(model, capsys, monkeyp
     monkeypatch.setattr(progress, "LINE_SECONDS", 0)
     predictor, group = Predictor(model, flip=True, window=33, batch_size=4), Group(torch.device("cpu"))
     assert predictor.num_windows((40, 60)) == 12
-    with window_steps(predictor, [(40, 60)], [[0]], "images", group) as step:
-        predictor.labels(images(1, 40, 60), step)
+    loader = DataLoader(images(1, 40, 60), batch_sampler=[[0]])
+    each_batch(predictor, loader, [(40, 60)], group, predictor.labels)
     counts = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
     assert list(dict.fromkeys(counts)) == [f"images: {done} of 12" for done in (0, 4, 8, 12)]
-    group.stop.reason, counts = "SIGINT", []
-    with window_steps(predictor, [(40, 60)], [[0]], "images", group) as step:
-        predictor.labels(images(1, 40, 60), lambda number: (counts.append(number), step(number)))
+    counts = []
+
+    def stop_at_once(batch, step):
+        group.stop.reason = "SIGINT"
+        predictor.labels(batch, lambda number: (counts.append(number), step(number)))
         pytest.fail("not cancelled")
+
+    with pytest.raises(Stopped, match="SIGINT"):
+        each_batch(predictor, loader, [(40, 60)], group, stop_at_once)
+    assert counts == [4]
+    with pytest.raises(Stopped, match="SIGINT"):  # before the first batch
+        each_batch(predictor, loader, [(40, 60)], group, stop_at_once)
     assert counts == [4]

@@ -48,14 +48,14 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
     """
     metrics = Metrics(Group(torch.device("cpu")))
     metrics.log_interval = 100
-    metrics.pace.steps_left = 30
+    metrics.pace.run_steps = 30
     for step in metrics.steps(range(5), total=5, title=""):
         now[0] += 10 if step else 1000  # of the first step
         log_step(metrics, 3, 11 + step, float(step))
     metrics.end_epoch()
     assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
     assert metrics.pace.text(2, LOADER) == "17 min, 4 min left, 0.00962 images/s"  # 10 images in 1040 s
-    metrics.pace.steps_left = 5
+    metrics.pace.run_steps = 5
     assert metrics.pace.text(2, LOADER) == "17 min, 0.00962 images/s"
 
 
@@ -83,7 +83,7 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(n
         return metrics.pace.text(6, LOADER).partition(", ")[2].partition("left, ")[2]
 
     # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting
-    metrics.pace.steps_left = 100
+    metrics.pace.run_steps = 100
     advice = "33% of the time is waiting for the loader: raise --workers (now 0)"
     assert epoch(2.0) == f"1.33 images/s: {advice}"
     assert epoch(0.0) == "2 images/s"

@@ -69,15 +69,15 @@ def test_gallery_and_large_view(visit):
     page = visit()
     dialog = page.get_by_role("dialog")
     assert cards(page) == ["bad.png", "fair.png", HOSTILE]  # 0.3, 0.5, 1
-    page.get_by_role("button", name="Best first").click()
+    page.locator("#images-order").select_option("Best first")
     assert cards(page) == [HOSTILE, "fair.png", "bad.png"]
-    page.get_by_role("button", name="Worst first").click()
+    page.locator("#images-order").select_option("Worst first")
     page.locator("#class").select_option(label="road (2)")
     assert cards(page) == ["bad.png", "fair.png"]  # road: 0.2, 0.4
     page.locator("#rows").get_by_role("button", name="sky").click()  # the table's classes choose too
     assert cards(page) == ["fair.png", HOSTILE]  # sky: 0.6, 1
     page.locator("#class").select_option(value="3")
-    assert "None of the 3 images shown here has <b>moon</b>" in page.locator("#no-image").inner_text()
+    assert "None of the 3 images shown here has <b>moon</b>" in page.locator("#gallery").inner_text()
     page.get_by_role("button", name="Show all images").click()
     page.locator("#gallery button", has_text="bad.png").click()
     # The input, the errors over the input; truth and prediction of three layers: the input, colours, contours.
@@ -98,15 +98,17 @@ def test_gallery_and_large_view(visit):
 def test_confusion_and_curves_under_the_pointer(visit):
     page = visit()
     page.locator("#matrix").scroll_into_view_if_needed()
-    # The row of sky, the column of road: the second cell of the first row.
-    x, y = page.evaluate("[matrix.gutter + 1.5 * matrix.cell, matrix.gutter + 0.5 * matrix.cell]")
-    page.locator("#matrix").hover(position={"x": x, "y": y})
+    page.locator("#matrix tbody tr").first.locator("td").nth(1).hover()  # the row of sky, the column of road
     assert page.locator("#tip").inner_text() == "true sky predicted as road: 10.0 % (10 pixels)"
+    page.locator("#matrix").focus()
+    for key in ("ArrowDown", "ArrowDown"):  # to the first cell, then to the one below it
+        page.keyboard.press(key)
+    assert page.locator("#tip").inner_text() == "true road predicted as sky: 20.0 % (20 pixels)"
     ranking = page.locator("#ranking li")
     pairs = ["road predicted as sky", "road predicted as car", "car predicted as road", "sky predicted as road"]
     # 20, 20, 13, 10 and 2 pixels, of rows of 100, 100, 50, 100 and 50.
     assert [text.split("\n")[0] for text in ranking.all_inner_texts()] == [*pairs, "car predicted as sky"]
-    page.get_by_role("button", name="By share of the class").click()
+    page.locator("#ranking-order").select_option("By share of the class")
     assert ranking.first.inner_text().split("\n") == ["car predicted as road", "26.0 %", "13 pixels"]
     plots = page.locator(".plot")
     assert "Best validation mIoU: 60.00 % at step 20 (epoch 2)." in page.locator("#curves-note").inner_text()
@@ -122,7 +124,7 @@ def test_pages_with_little_and_with_much(visit):
     page = visit(curves=[], shown=[])
     assert page.locator(".plot").count() == 0
     assert "without a metrics.jsonl" in page.locator("#curves-note").inner_text()
-    assert page.locator("#no-image").inner_text().strip() == "The report was made without images."
+    assert page.locator("#gallery").inner_text().strip() == "The report was made without images."
     classes = [*CLASSES, *(f"class-{k}-with-a-name-that-does-not-break" for k in range(4, 150))]
     shown = [counted("x" * 200, {(0, 0): 9, (1, 2): 9})]
     page = visit(360, 740, split="y" * 200, classes=classes, confusion=np.ones((150, 150), np.int64), shown=shown)

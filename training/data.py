@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from data import demo
 from data.distance import pseudo_distance, scribble_distance
@@ -92,11 +92,12 @@ def get_label_map(cfg: Config) -> LabelMap | None:
 
 
 def make_loader(
-    kind: type[Loader], dataset: Dataset, flags: LaunchFlags, group: Group, *, workers: int = -1, **batches
+    kind: type[Loader], dataset: Any, flags: LaunchFlags, group: Group, *, workers: int = -1, **batches
 ) -> Loader:
     """Return a DataLoader of class `kind` with the loader processes that the flags ask for.
 
-    workers: replaces --workers, unless it is -1. batches: keyword arguments such as sampler and batch_size.
+    dataset: a Dataset, or a list. workers: replaces --workers, unless it is -1. batches: keyword arguments such as
+    sampler and batch_size.
     """
     options: dict = {"pin_memory": flags.pin_memory, "prefetch_factor": flags.prefetch_factor}
     workers = flags.workers if workers < 0 else workers

@@ -33,30 +33,34 @@ def scores(confusion: Tensor) -> Scores:
     is the share of labelled pixels that are correct. "share" is each class's share of the labelled pixels. "iou",
     "dice" (F1), "acc" (recall) and "precision" have a value for each class, None if its denominator is 0.
     """
-    confusion = confusion.double().cpu()
-    correct, labelled, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    union = labelled + predicted - correct
-    present = labelled > 0
-    iou, dice = correct / union.clamp(min=1), 2 * correct / (labelled + predicted).clamp(min=1)
-    num_present, num_pixels = max(1, int(present.sum())), max(1.0, float(labelled.sum()))
+    counts = class_counts(confusion).cpu().numpy()
+    correct, labelled, predicted = counts
+    iou, acc = class_iou(counts), ratio(correct, labelled)
+    dice = ratio(2 * correct, labelled + predicted)
+    num_present, num_pixels = max(1, int((labelled > 0).sum())), max(1, int(labelled.sum()))
     return {
         "pixels": int(labelled.sum()),
-        "miou": float(iou[present].sum()) / num_present,
-        "mean_dice": float(dice[present].sum()) / num_present,
-        "fwiou": float((iou * labelled).sum()) / num_pixels,
+        "miou": float(np.nan_to_num(mean_iou(counts))),
+        "mean_dice": float(np.nansum(np.where(labelled > 0, dice, 0))) / num_present,
+        "fwiou": float(np.nansum(iou * labelled)) / num_pixels,
         "pixel_acc": float(correct.sum()) / num_pixels,
-        "mean_acc": float((correct[present] / labelled[present]).sum()) / num_present,
+        "mean_acc": float(np.nansum(acc)) / num_present,
         "share": (labelled / num_pixels).tolist(),
-        "iou": ratios(correct, union),
-        "dice": ratios(2 * correct, labelled + predicted),
-        "acc": ratios(correct, labelled),
-        "precision": ratios(correct, predicted),
+        "iou": or_none(iou),
+        "dice": or_none(dice),
+        "acc": or_none(acc),
+        "precision": or_none(ratio(correct, predicted)),
     }
 
 
-def ratios(part: Tensor, whole: Tensor) -> list[float | None]:
-    """Return part / whole, element by element, as a list of floats; None where whole is 0. part, whole: (C,)."""
-    return [float(value) if pixels else None for value, pixels in zip(part / whole.clamp(min=1), whole, strict=True)]
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return part / whole, element by element, as float64; nan where whole is 0."""
+    return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
+
+
+def or_none(values: np.ndarray) -> list[float | None]:
+    """Return the values as a list, None for nan, which JSON lacks."""
+    return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def single_object(num_classes: int, background: int | None) -> int | None:
@@ -111,9 +115,7 @@ def mean_iou(counts: np.ndarray) -> np.ndarray:
     counts: correct, labelled and predicted pixels of each class, as class_counts() returns.
     """
     present = counts[..., 1, :] > 0
-    num_present = present.sum(-1)
-    sums = (np.nan_to_num(class_iou(counts)) * present).sum(-1)
-    return np.where(num_present > 0, sums / np.maximum(num_present, 1), np.nan)
+    return ratio((np.nan_to_num(class_iou(counts)) * present).sum(-1), present.sum(-1))
 
 
 def class_iou(counts: np.ndarray) -> np.ndarray:
@@ -122,8 +124,7 @@ def class_iou(counts: np.ndarray) -> np.ndarray:
     counts: correct, labelled and predicted pixels of each class, (..., 3, C), as class_counts() returns.
     """
     correct, labelled, predicted = np.moveaxis(counts.astype(np.float64), -2, 0)
-    union = labelled + predicted - correct
-    return np.where(union > 0, correct / np.maximum(union, 1), np.nan)
+    return ratio(correct, labelled + predicted - correct)
 
 
 def image_scores(counts: np.ndarray) -> list[dict]:
@@ -131,9 +132,8 @@ def image_scores(counts: np.ndarray) -> list[dict]:
 
     counts: correct, labelled and predicted pixels of each class in each image, (N, 3, C), as class_counts() returns.
     """
-    columns = np.concatenate([mean_iou(counts)[:, None], class_iou(counts)], axis=1).tolist()
-    rows = [[None if math.isnan(value) else value for value in row] for row in columns]
-    return [{"miou": miou, "iou": ious} for miou, *ious in rows]
+    pairs = zip(or_none(mean_iou(counts)), map(or_none, class_iou(counts)), strict=True)
+    return [{"miou": miou, "iou": ious} for miou, ious in pairs]
 
 
 def miou_interval(counts: np.ndarray, num_samples: int = 2000, seed: int = 0) -> tuple[float, float]:

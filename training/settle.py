@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, get_label_map, prepare_demo_data
 from training.plan import Plan
 from training.record import folder, messages
-from training.record.folder import ResumedRun
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
 
@@ -48,12 +46,11 @@ def settle(cfg: Config, group: Group) -> Plan:
 
     # 1. What the flags name: the checkpoint to resume, the classes, the files of both splits.
     prepare_demo_data(cfg, group)
-    run = find_run(cfg, group)
-    resumed = run.checkpoint
+    place, resumed = find_run(cfg, group)
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
-    if run.folder is None and group.is_main:  # an error here also ends the other ranks
+    if place is None and group.is_main:  # an error here also ends the other ranks
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
     check_data(cfg, group, files)
@@ -65,7 +62,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     start_weights = None if resumed else read_start_weights(cfg, group)
     cfg = settle_stride(cfg, group, resumed, start_weights)
     check_flags(cfg, is_final=True)
-    return Plan(cfg, classes, files, run.folder, resumed, start_weights)
+    return Plan(cfg, classes, files, place, resumed, start_weights)
 
 
 def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
@@ -84,28 +81,35 @@ def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
     check_sample(files["train"].files, files["val"].files, cfg.numclasses, command, group.share_work, label_map)
 
 
-def find_run(cfg: Config, group: Group) -> ResumedRun:
-    """Return the run that --resume names, with its checkpoint on every rank. Collective.
+def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]:
+    """Return the folder and the checkpoint of the run that --resume names, on every rank; None for what is not there.
 
     The run continues in the checkpoint's folder. With --reset_data_offset it starts a new one, and the folder is None.
-    Raises UserError if the checkpoint is missing or unusable.
+    "auto" is the newest intact checkpoint of the newest run. Collective. Raises UserError if the checkpoint is missing
+    or unusable.
     """
-    run = ResumedRun()
-    if group.is_main and cfg.resume:  # an error here also ends the other ranks
-        run = folder.find(Path(cfg.logdir), cfg.name, cfg.resume)
-    place, path = group.broadcast((run.folder, run.path))
+    place: Path | None = None
+    path: Path | None = None
+    resumed: Checkpoint | None = None
+    if group.is_main and cfg.resume == "auto":  # an error here also ends the other ranks
+        place = folder.newest(Path(cfg.logdir), cfg.name)
+        path, resumed = checkpoint.read_newest(place) if place else (None, None)
+    elif group.is_main and cfg.resume:
+        place, path = Path(cfg.resume).parent, Path(cfg.resume)
+        if not path.is_file():
+            raise UserError(f"--resume {cfg.resume}: no such file (auto finds the newest run of --name {cfg.name})")
+    place, path = group.broadcast((place, path))
     place, chosen = None if cfg.reset_data_offset else place, Path(cfg.logdir, cfg.name)
     names_a_place = cfg.resume != "auto" and not cfg.typed.isdisjoint(("logdir", "name"))
     if place and names_a_place and place.resolve() != chosen.resolve():
         log.info(
             f"the run goes on in {place}, not in {chosen}: add --reset_data_offset to start a new run there from step 1"
         )
-    resumed = run.checkpoint
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
         log.info(f"resuming {path}: {where}")
-    return ResumedRun(place, path, resumed)
+    return place, resumed
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
@@ -140,11 +144,19 @@ def take_recipe(cfg: Config, group: Group, files: Split, classes: Classes, resum
     given = RECIPE_FLAGS if cfg.given is None else cfg.given
 
     def choose() -> dict[str, tuple[Any, str]]:
-        if resumed is None:
-            return _choose_for(cfg, given, group, files.files, classes.names[0] if cfg.classes else "")
-        names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
-        kept = {name: value for name, value in resumed.config.items() if name in names}
-        return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
+        if resumed:
+            names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
+            kept = {name: value for name, value in resumed.config.items() if name in names}
+            return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
+        some = [files.files[number * len(files.files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
+        sizes = [image_size(path) for path in dict.fromkeys(some)]
+        device, memory = CPU, 0.0
+        if group.device.type == "cuda":
+            device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
+        large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
+        options: dict = {"memory": memory, "world_size": group.world_size, "large": large}
+        options["first_class"] = classes.names[0] if cfg.classes else ""
+        return choose_flags(as_dict(cfg), given, device, len(files.files), sizes, **options)
 
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.
     choices = group.broadcast(group.run_on_rank_0(choose, "choosing flags") if RECIPE_FLAGS - given else {})
@@ -152,20 +164,6 @@ def take_recipe(cfg: Config, group: Group, files: Split, classes: Classes, resum
         text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
         log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {text}")
     return dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
-
-
-def _choose_for(
-    cfg: Config, given: Collection[str], group: Group, files: list[dict[str, Path]], first_class: str
-) -> dict[str, tuple[Any, str]]:
-    """Return what the recipe chooses for these training files and this device."""
-    some = [files[number * len(files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
-    sizes = [image_size(path) for path in dict.fromkeys(some)]
-    device, memory = CPU, 0.0
-    if group.device.type == "cuda":
-        device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
-    large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
-    options: dict = {"memory": memory, "world_size": group.world_size, "large": large, "first_class": first_class}
-    return choose_flags(as_dict(cfg), given, device, len(files), sizes, **options)
 
 
 def share_batch(cfg: Config, group: Group) -> Config:

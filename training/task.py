@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 
-from flags import Config
+from flags import Config, as_words
 from support.launchers import rank_of
 from training.data import find_masks
 from training.record import folder
@@ -35,11 +35,6 @@ def task_words(cfg: Config) -> list[str]:
 
 def program_words(cfg: Config, flags: dict) -> list[str]:
     """Return the command line that gives a program {flag: value}, and the file of --config."""
-    words = ["--config", str(cfg.config_file.path)] if cfg.config_file else []
-    words += ["--stage", cfg.config_file.stage] if cfg.config_file and cfg.config_file.stage else []
-    for name, value in flags.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no_{name}")
-        else:
-            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
-    return words
+    path, stage = cfg.config_file or ("", "")
+    files = {"config": path, "stage": stage}
+    return as_words({name: value for name, value in files.items() if value} | flags)

@@ -4,6 +4,7 @@ Each function that takes a group is collective and may raise Stopped.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -21,8 +22,7 @@ from distributed import checks
 from distributed.group import Group
 from flags import Config
 from flags.programs import PseudoFlags
-from inference.inputs import Computed
-from inference.predictor import Predictor, window_steps
+from inference.predictor import Predictor, Step, each_batch
 from inference.pseudo.labelling import Stroked, make_label, predict, read_stroked
 from support.errors import UserError
 from support.files import sha256, write_atomic
@@ -93,26 +93,25 @@ def label_images(
     options = {"rank": group.rank, "world_size": group.world_size}
     batches = EvalBatches(sizes, batch_size=predictor.images_at_once, **options)
     pending = [batch for batch in batches if not all(labels[index].is_file() for index in batch)]
-    images = Computed(partial(read_stroked, dataset), len(dataset))
-    loader = make_loader(Loader, images, flags, group, batch_sampler=pending, collate_fn=list)
-    writes: list[Future] = []
+    read = partial(read_stroked, dataset)
+    loader = make_loader(Loader, range(len(dataset)), flags, group, batch_sampler=pending, collate_fn=read)
+    writes: deque[Future] = deque()
 
     def write(item: Stroked, probs: Tensor) -> None:
         if not labels[item.position].is_file():
             label = make_label(item, probs, cfg.background_class)
             write_atomic(labels[item.position], label_png(label, colours), parents=True)
 
-    with ThreadPool(NUM_THREADS) as pool, window_steps(predictor, sizes, pending, "images", group) as step:
-        for batch in loader if pending else ():
-            if group.stop:
-                break
-            probs = predict(batch, predictor, dataset.num_classes, group.device, step).cpu()
-            for done in writes:  # of the batch before, made while this one was predicted
-                done.result()
-            writes = [pool.submit(write, *pair) for pair in zip(batch, probs, strict=True)]
+    def label(batch: list[Stroked], step: Step) -> None:
+        probs = predict(batch, predictor, dataset.num_classes, group.device, step).cpu()
+        while writes:  # of the batch before, made while this one was predicted
+            writes.popleft().result()
+        writes.extend(pool.submit(write, *pair) for pair in zip(batch, probs, strict=True))
+
+    with ThreadPool(NUM_THREADS) as pool:
+        each_batch(predictor, loader, sizes, group, label)
     for done in writes:
         done.result()
-    group.raise_if_stopped()
 
 
 def share_labelled(labels: list[Path], num_classes: int, group: Group) -> float:

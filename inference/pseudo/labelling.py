@@ -27,10 +27,13 @@ class Stroked(NamedTuple):
     grid: Grid
 
 
-def read_stroked(dataset: SegmentationDataset, index: int) -> Stroked:
-    """Read an image of a data set whose "label" is the scribble."""
-    maps = dataset.read(index)
-    return Stroked(index, maps["image"], maps["label"], random_walk.grid(maps["image"], maps["label"]))
+def read_stroked(dataset: SegmentationDataset, indices: list[int]) -> list[Stroked]:
+    """Read images of a data set whose "label" is the scribble."""
+    batch = []
+    for index in indices:
+        maps = dataset.read(index)
+        batch.append(Stroked(index, maps["image"], maps["label"], random_walk.grid(maps["image"], maps["label"])))
+    return batch
 
 
 def predict(

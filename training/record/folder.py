@@ -6,12 +6,11 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from training import checkpoint
-from training.checkpoint_content import Checkpoint
 
 try:
     import fcntl
@@ -22,29 +21,6 @@ REPORT = "report.html"
 SAMPLES_FILE = "augmented.jpg"
 
 log = logging.getLogger("segtrain")
-
-
-class ResumedRun(NamedTuple):
-    """The run to continue: its folder, and the path and content of its checkpoint. None: there is none."""
-
-    folder: Path | None = None
-    path: Path | None = None
-    checkpoint: Checkpoint | None = None
-
-
-def find(logdir: Path, name: str, resume: str) -> ResumedRun:
-    """Find the run to continue.
-
-    resume: a checkpoint's path, or "auto" for the newest intact one of the newest run. Raises UserError if `resume` is
-    no file, or if all checkpoints are damaged.
-    """
-    if resume != "auto":
-        path = Path(resume)
-        if not path.is_file():
-            raise UserError(f"--resume {resume}: no such file (auto finds the newest run of --name {name})")
-        return ResumedRun(path.parent, path, checkpoint.read_run(path))
-    folder = newest(logdir, name)
-    return ResumedRun(folder, *checkpoint.read_newest(folder)) if folder else ResumedRun()
 
 
 def newest(logdir: Path, name: str) -> Path | None:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TextIO
 
 from support.terminal import say
-from training.record.extras import Extras
+from training.record.best_effort import BestEffort
 
 log = logging.getLogger("segtrain")
 every_rank = logging.getLogger("segtrain.every_rank")
@@ -21,12 +21,12 @@ class _TerminalHandler(logging.Handler):
 class FileHandler(logging.StreamHandler):
     """Write lines to an open file."""
 
-    def __init__(self, file: TextIO, extras: Extras):
+    def __init__(self, file: TextIO, best_effort: BestEffort):
         super().__init__(file)
-        self.extras = extras
+        self.best_effort = best_effort
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.extras.run(f"{self.stream.name} (the log)", partial(super().emit, record))
+        self.best_effort(f"{self.stream.name} (the log)", partial(super().emit, record))
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise

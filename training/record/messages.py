@@ -10,14 +10,14 @@ from data.folders import left_out
 from data.images.resize import large_images
 from data.loader import EvalLoader
 from distributed.group import Group, Stopped
-from flags import FLAGS, Config, changes
+from flags import Config, as_words, changes, without_defaults
 from flags.loss_weights import loss_weights
 from flags.recipe import FEW_STEPS
 from support.files import json_lines
 from support.shell import python_command, quoted
 from training.checkpoint import step_of
 from training.plan import Plan
-from training.record.extras import Extras
+from training.record.best_effort import BestEffort
 from training.record.folder import REPORT
 from training.schedule import Schedule
 from training.scores import Scores, headline, headline_name, missed_classes, table
@@ -138,13 +138,18 @@ def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped
 
 
 def log_end(
-    cfg: Config, folder: Path | None, state: TrainState, val_set: SegmentationDataset, classes: Classes, extras: Extras
+    cfg: Config,
+    folder: Path | None,
+    state: TrainState,
+    val_set: SegmentationDataset,
+    classes: Classes,
+    best_effort: BestEffort,
 ) -> None:
     """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on ranks other than 0."""
     if folder is None:
         return
     best = folder / "best.pt"
-    extras.run("the table of scores", lambda: _log_scores(best, classes))
+    best_effort("the table of scores", lambda: _log_scores(best, classes))
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "
@@ -191,8 +196,6 @@ def resume_hint(group: Group, folder: Path | None) -> str:
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
     names = "classes list_path image_path train_path val_path pseudo_path image_suffix label_suffix label_map"
-    words: list[str] = [cfg.dataset_path, "--dataset", cfg.dataset]
-    for name in f"{names} train_split val_split".split():
-        if getattr(cfg, name) != FLAGS[name].default:
-            words += [f"--{name}", getattr(cfg, name)]
+    values = {name: getattr(cfg, name) for name in f"{names} train_split val_split".split()}
+    words = [cfg.dataset_path, "--dataset", cfg.dataset, *as_words(without_defaults(values))]
     return python_command("-m", "tools.check", *words)

@@ -12,10 +12,10 @@ SLOW_LOADER = 0.1  # share of the time spent waiting for batches from which the 
 
 
 class Pace:
-    """A stopwatch of a run's optimizer steps. Every rank has one. steps_left: the run's, when this process starts."""
+    """A stopwatch of a run's optimizer steps. Every rank has one. run_steps: the run's, when this process starts."""
 
     def __init__(self, group: Group):
-        self.group, self.steps_left = group, 0.0
+        self.group, self.run_steps = group, 0.0
         self._steps_done, self._first_step_at = 0, 0.0  # since this process started
         self._epoch_start, self._num_steps, self._stepping, self._waiting = 0.0, 0, 0.0, 0.0  # of this epoch
         self._came_at = 0.0  # when this step's batches came
@@ -47,7 +47,7 @@ class Pace:
         Such as "40 s, 12 min left, 8.1 images/s: 34% of the time is waiting for the loader: raise --workers (now 2)".
         The rank that waited most counts, because the others wait for it. batch: images per step. Collective.
         """
-        now, left = time.perf_counter(), self.steps_left - self._steps_done
+        now, left = time.perf_counter(), self.run_steps - self._steps_done
         text = _duration(now - self._epoch_start)
         if self._steps_done > 1 and left > 0:
             text += f", {_duration(left * (now - self._first_step_at) / (self._steps_done - 1))} left"

@@ -4,6 +4,7 @@ import io
 import logging
 import logging.handlers
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -36,7 +37,7 @@ class Run:
         self.group = group
         self.folder: Path | None = None  # on rank 0, once it is open
         self.metrics = Metrics(group)
-        self.extras = self.metrics.extras
+        self.best_effort = self.metrics.best_effort
         self.writer = checkpoint.Writer()
         self._log_file: TextIO | None = None
         self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
@@ -44,10 +45,10 @@ class Run:
         self._early_lines = logging.handlers.MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1)
         log.addHandler(self._early_lines)
 
-    def open(self, plan: Plan, state: TrainState, *, steps_left: float) -> None:
+    def open(self, plan: Plan, state: TrainState, *, run_steps: float) -> None:
         """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        steps_left: see Metrics. If the folder has no best.pt, state.best_score becomes -1. Raises UserError if the
+        run_steps: see Metrics. If the folder has no best.pt, state.best_score becomes -1. Raises UserError if the
         folder cannot be written.
         """
         self.cfg, self.is_new = plan.cfg, plan.folder is None
@@ -57,7 +58,7 @@ class Run:
             except OSError as error:
                 raise UserError(f"{self.folder or self.cfg.logdir}: cannot be written ({error.strerror})") from None
         saved = plan.resumed.run if plan.resumed and state.step else {}
-        self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
+        self.metrics.open(self.cfg, self.folder, state.step, saved, run_steps=run_steps)
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_score, state.validations_since_best = -1.0, 0
 
@@ -67,7 +68,7 @@ class Run:
             self.folder, self._log_file = plan.folder, folder.open_log(plan.folder)
         else:
             self.folder, self._log_file = folder.create(Path(cfg.logdir), cfg.name)
-        self._handler = FileHandler(self._log_file, self.extras)
+        self._handler = FileHandler(self._log_file, self.best_effort)
         self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self._early_lines.setTarget(self._handler)
         self._early_lines.close()
@@ -84,18 +85,18 @@ class Run:
 
     def show_samples(self, draw: Callable[[], np.ndarray]) -> None:
         """Write augmented.jpg of a new run: draw() returns a picture of training samples, (H, W, 3) uint8."""
-        if self.is_new and self.group.is_main:
-            self.extras.run(f"{folder.SAMPLES_FILE} (training samples)", lambda: self._write_samples(draw()))
+        if self.is_new and self.folder:
+            file = self.folder / folder.SAMPLES_FILE
+            self.best_effort(f"{file.name} (training samples)", partial(self._write_samples, draw, file))
 
     def report_with_next_save(self, write: Callable[[Path], object]) -> None:
         """Let the next save() call write(path of the report) first, on rank 0. An error there becomes a warning."""
         if self.folder:
             path = self.folder / folder.REPORT
-            self._report = lambda: self.extras.run(f"{path} (the report)", lambda: write(path), retry=True)
+            self._report = lambda: self.best_effort(f"{path} (the report)", lambda: write(path), retry=True)
 
-    def _write_samples(self, picture: np.ndarray) -> None:
-        assert self.folder is not None
-        file, buffer = self.folder / folder.SAMPLES_FILE, io.BytesIO()
+    def _write_samples(self, draw: Callable[[], np.ndarray], file: Path) -> None:
+        picture, buffer = draw(), io.BytesIO()
         Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY)
         write_atomic(file, buffer.getvalue())
         if self.metrics.boards:
@@ -110,29 +111,23 @@ class Run:
         logged = self.metrics.state_dict()  # first: a loss that is not finite says more than a weight
         checks.check_finite(state.raw_model)
         content = state.checkpoint(self.group, config=as_dict(self.cfg), texts=self.cfg.texts, run=logged)
-        if self.folder and self.group.is_main:
+        if self.folder:
             files = [self.folder / name for name in (*names, "last.pt")]
             self.writer.save(content, files, self.cfg.kept_files, self._report)
             self._report = lambda: None
-
-    def _hint_after_failure(self) -> str:
-        """Return "; " and the resume hint, for an error message; "" before the first checkpoint and on other ranks."""
-        self.writer.join(WRITE_SECONDS)  # it may write the first one
-        if not (self.group.is_main and self.folder and (self.folder / "last.pt").is_file()):
-            return ""
-        return f"; {resume_hint(self.group, self.folder)}"
 
     def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        hint = self._hint_after_failure()
+        self.writer.join(WRITE_SECONDS)  # it may write the first checkpoint
+        can_resume = self.folder is not None and (self.folder / "last.pt").is_file()
         if error:
             log.debug(f"error: {in_one_line(error)}")  # the program prints it on the terminal when it ends
         self.metrics.close(failed=error is not None)
         if self._log_file:
             log.removeHandler(self._handler)
-            self.extras.run(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
+            self.best_effort(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
         # A run that diverged would diverge again.
-        if hint and isinstance(error, UserError) and not isinstance(error, DivergedError):
-            raise UserError(f"{error}{hint}") from None
+        if can_resume and isinstance(error, UserError) and not isinstance(error, DivergedError):
+            raise UserError(f"{error}; {resume_hint(self.group, self.folder)}") from None

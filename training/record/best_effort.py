@@ -10,14 +10,14 @@ T = TypeVar("T")
 log = logging.getLogger("segtrain")
 
 
-class Extras:
-    """Run what accompanies training, such as boards, pictures and the report. An error there becomes one warning."""
+class BestEffort:
+    """Do what accompanies training, such as boards, pictures and the report. An error there becomes one warning."""
 
     def __init__(self) -> None:
         self._dropped: set[str] = set()
         self._warnings: set[str] = set()
 
-    def run(self, part: str, work: Callable[[], T], *, retry: bool = False, closes: bool = False) -> T | None:
+    def __call__(self, part: str, work: Callable[[], T], *, retry: bool = False, closes: bool = False) -> T | None:
         """Return work(), or None if it raises. `part` is then dropped: later calls do nothing.
 
         part: names what is lost, with its file, in the warning. retry: keep the part, as the next call may succeed.
