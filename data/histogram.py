@@ -11,6 +11,7 @@ from torch import Tensor
 from data.images import read_label
 from data.label_map import LabelMap
 from support.batch import Batch
+from support.labels import IGNORE
 from support.processes import ThreadPool
 
 
@@ -40,6 +41,15 @@ def class_weights(histogram: np.ndarray) -> np.ndarray:
     """
     share = histogram / max(histogram.sum(), 1)
     return 1 / np.log(1.02 + share)
+
+
+def count_values(path: Path, label_map: LabelMap | None = None) -> dict[int, int]:
+    """Return {value: number of pixels} of a label file. label_map: applied to its values.
+
+    Raises InputError for a file that is not a label map.
+    """
+    histogram = value_histogram(read_label(path, IGNORE, label_map))
+    return {value: int(histogram[value]) for value in np.flatnonzero(histogram).tolist()}
 
 
 def count_labels(

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,8 +21,10 @@ MAX_LABELS_READ = 64  # images per split whose labels are read before training
 # CamVid's masks have at most 3 % and 14 %; resized bilinearly by 0.9, they have at least 28 % and 50 %.
 MIN_RISING, MIN_BETWEEN = 0.15, 0.35
 MIN_VALUES, MIN_PIXELS = 2, 20  # fewer could be chance
+VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
 MAX_LINES = 100  # rows and columns that is_smoothed() reads
 
+Item = TypeVar("Item")
 Files = list[dict[str, Path]]  # {map: path} per image, as in SegmentationDataset.files
 
 
@@ -56,13 +59,13 @@ def check_sample(
         smoothed.update((path, is_smooth) for path, (_, is_smooth) in zip(paths, results, strict=True))
         return [values for values, _ in results]
 
-    images = [files["image"] for files in [*_spread(train), *_spread(val)] if "image" in files]
+    images = [files["image"] for files in [*spread(train), *spread(val)] if "image" in files]
     frames = mapper(lambda path: read_header(path).frames, images)
     if line := several_frames(dict(zip(images, frames, strict=True))):
         log.warning(line)
-    if all(set().union(*read_values(files)) == {IGNORE} for files in (_spread(val), val)):
+    if all(set().union(*read_values(files)) == {IGNORE} for files in (spread(val), val)):
         raise UserError(f"all validation masks are {IGNORE} (ignored), so there is nothing to score: label some pixels")
-    labels = read_values(_spread(train))
+    labels = read_values(spread(train))
     present = set().union(*labels)
     is_poor = 2 * (max(present - {IGNORE}, default=0) + 1) <= num_classes or len(present - {IGNORE}) < 2
     if is_poor or any(objects_as_255(labels)):  # the sample may miss a rare class
@@ -98,6 +101,19 @@ def _judge(present: set[int], masks: list[list[int]], num_classes: int, command:
         log.warning(f"{problem}: if 255 marks an object, training ignores it; check the labels: {command}")
 
 
+def infer_num_classes(values: Iterable[int]) -> int:
+    """Return the number of classes, 2 to 255: the highest label value plus 1. values: of all labels, without 255.
+
+    A value more than VALUE_JUMP above the next lower one, and all values above it, do not count.
+    """
+    highest = 0
+    for value in sorted(values):
+        if value - highest > VALUE_JUMP:
+            break
+        highest = max(highest, value)
+    return min(max(highest + 1, 2), 255)
+
+
 def is_smoothed(label: np.ndarray) -> bool:
     """Return whether values at borders seem to be interpolated or lossily coded. label: (H, W) integers.
 
@@ -129,7 +145,7 @@ def objects_as_255(masks: Sequence[Iterable[int]]) -> list[bool]:
     return [IGNORE in mask and mask <= {0, IGNORE} and (0 in mask or not objects) for mask in values]
 
 
-def _spread(images: Files) -> Files:
-    """Return at most MAX_LABELS_READ images, evenly spaced over the list."""
-    num_images = min(MAX_LABELS_READ, len(images))
-    return [images[number * len(images) // num_images] for number in range(num_images)]
+def spread(items: Sequence[Item], most: int = MAX_LABELS_READ) -> list[Item]:
+    """Return at most `most` items, evenly spaced over the list."""
+    number = min(most, len(items))
+    return [items[index * len(items) // number] for index in range(number)]

@@ -76,10 +76,12 @@ def parse_flags(argv: list[str] | None = None) -> Config:
         if {item.replaces, item.name} <= set(overrides) and merged[item.name] != item.default
     ]
     given = frozenset(merged)
-    if "model_type" not in merged and "Pseudo" not in merged.get("dataset", FLAGS["dataset"].default):
+    is_open = Config(**merged, given=given).leaves_layout_open
+    if "model_type" not in merged and not is_open and "Pseudo" not in merged.get("dataset", FLAGS["dataset"].default):
         merged["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
     cfg = Config(**merged, given=given, typed=frozenset(typed), config_file=config_file, task_flags=task_flags)
-    cfg = dataclasses.replace(cfg, name=cfg.name or f"{cfg.dataset}_{cfg.model_type}")
+    of_data = Path(cfg.dataset_path).resolve().name if is_open else f"{cfg.dataset}_{cfg.model_type}"
+    cfg = dataclasses.replace(cfg, name=cfg.name or of_data)
     check_flags(cfg)
     if file and not saved:
         idle = idle_flags(cfg, set(file_values) - typed)

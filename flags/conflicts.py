@@ -24,7 +24,8 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
     optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in (cfg.given or ())
-    check_effects(cfg, cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set()))
+    if is_final or not cfg.leaves_layout_open:
+        check_effects(cfg, cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set()))
     check_backbone(cfg)
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":

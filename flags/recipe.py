@@ -12,7 +12,7 @@ from support.labels import BACKGROUND
 # What the recipe may choose.
 RECIPE_FLAGS = frozenset({
     "layers", "long_side", "crop_size", "batchsize", "accum_steps", "max_steps", "repeat", "val_step_frequency",
-    "optimizer", "lr", "lr_scaling", "wdecay", "background", "l_crf",
+    "optimizer", "lr", "lr_scaling", "wdecay", "background", "l_crf", "loss",
 })  # fmt: skip
 # With one of them an epoch is a pass over the list.
 COUNT_EPOCHS = {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}
@@ -21,6 +21,7 @@ FEW_STEPS = 150  # a run of fewer steps says little about what the model can lea
 ENOUGH_STEPS = 2 * FEW_STEPS  # however large the global batch is
 NUM_VALIDATIONS = 20  # at most, of the shortest run that the recipe chooses
 CRF_WEIGHT = 0.3  # benchmarks/RESULTS.md
+RARE = 0.1  # share of the pixels: the model may never predict a class with less (benchmarks/RESULTS.md)
 EPOCHS = 50  # CDSP's; a small list is passed over more often
 MANY_IMAGES = 5000  # for so many images, CDSP trains from pseudo-labels with a learning rate of 1e-3
 # Parts of the names of timm's transformers.
@@ -56,14 +57,16 @@ def choose_flags(
     memory: float = 0.0,
     world_size: int = 1,
     large: int = 0,
-    first_class: str = "",
+    class_names: Sequence[str] = (),
+    shares: Sequence[float] = (),
 ) -> dict[str, tuple[Any, str]]:
     """Return {flag: (value, reason)} for the recipe's flags that are not given.
 
     flags: {flag: value}, defaults included. given: names of the flags that are set; they are kept, and the others fit
     them: a smaller --batchsize takes more steps, for example. sizes: (height, width) of the training images, or of some
     of them. memory: one GPU's memory in GiB; 0: unknown. world_size: number of processes. large: the --long_side that
-    resizes images which are much larger than a crop; 0: most are not. first_class: name of class 0; "": unknown.
+    resizes images which are much larger than a crop; 0: most are not. class_names: (): unknown. shares: each class's
+    share of the labelled pixels in dense masks; (): unknown, or other labels.
     """
     flags, given = dict(flags), set(given)
     choices: dict[str, tuple[Any, str]] = {}
@@ -137,6 +140,10 @@ def choose_flags(
     # The loss and the classes.
     if flags["dataset"] in ("ScribbleOnly", "ScribblePseudo"):
         choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")
-    if first_class and first_class.lower() not in BACKGROUND:
-        choose("background", "none", f"class 0 is {first_class}")
+    if class_names and class_names[0].lower() not in BACKGROUND:
+        choose("background", "none", f"class 0 is {class_names[0]}")
+    if len(shares) == 2 and 0 < min(shares) < RARE:
+        rare = shares.index(min(shares))
+        name = f"class {rare}" + (f" ({class_names[rare]})" if class_names else "")
+        choose("loss", "ce+dice", f"{name} has {shares[rare]:.2%} of the pixels")
     return choices

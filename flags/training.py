@@ -115,7 +115,9 @@ class LossFlags:
     # --l_NAME is the weight of the term NAME of losses/terms.py.
 
     loss: str = flag(
-        "ce", f"losses on scribbles or dense masks, added up: {', '.join(LOSSES)}, 0.5*dice", needs=of_map("label")
+        "ce",
+        f"losses on scribbles or dense masks, added up: {', '.join(LOSSES)}, 0.5*dice [recipe]",
+        needs=of_map("label"),
     )
     class_weights: str = flag(
         "none", "for ce: none, balanced (by frequency), or numbers, one a class: 1,2,0.5", needs=of_map("label")
@@ -240,7 +242,9 @@ class RunFlags:
         aliases="logs",
         renamed={"save_dir": "folder of all runs here; this run is its subfolder --name"},
     )
-    name: str = flag("", "the run's folder in --logdir [the config's name, else dataset and model]")
+    name: str = flag(
+        "", "the run's folder in --logdir [the config's name, else --dataset and --model_type, or the data's folder]"
+    )
     resume: str = flag(
         "",
         "checkpoint FILE to resume, or auto: the newest run of --name, if any [a new run]",
@@ -314,3 +318,10 @@ class Config(
     config_file: Any = None  # the reader.ConfigFile of --config, or None
     task_flags: dict[str, Any] = field(default_factory=dict)  # for the program that does --task test or predict
     texts: dict[str, str] = field(default_factory=dict)  # {"classes", "label_map": the text of its file}, once read
+
+    @property
+    def leaves_layout_open(self) -> bool:
+        """Whether --dataset and the folders are to be found in --dataset_path."""
+        return self.given is not None and self.given.isdisjoint((
+            "dataset", "pseudo_path", "distancemap_s", "distancemap_c",
+        ))  # fmt: skip

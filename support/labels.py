@@ -15,6 +15,8 @@ MAPS = {
     "ScribblePseudoDsDc": ("label", "pseudo", "distance_s", "distance_c"),
 }
 
+DENSE = ("Folder", "Dense")  # the values of --dataset whose training labels are dense masks
+
 # Names of the background's class, in lower case. The last two are LabelMe's.
 BACKGROUND = ("background", "_background_", "__background__")
 

@@ -10,9 +10,9 @@ from faulty_data import Drawn, draw_clean, label, picture
 from known_datasets import put
 from test_check import report
 
+from data.guess import guess_endings
 from support.errors import UserError
 from tools.check.__main__ import check, main
-from tools.check.guess import guess_endings
 from tools.convert.__main__ import main as convert
 from tools.convert.find import find_kinds
 from tools.split import main as divide

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import models
@@ -27,6 +28,7 @@ from support.files import check_place
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, get_label_map, prepare_demo_data
+from training.data_choice import choose_classes, choose_layout
 from training.plan import Plan
 from training.record import folder, messages
 
@@ -46,17 +48,19 @@ def settle(cfg: Config, group: Group) -> Plan:
 
     # 1. What the flags name: the checkpoint to resume, the classes, the files of both splits.
     prepare_demo_data(cfg, group)
+    cfg = choose_layout(cfg, group)
     place, resumed = find_run(cfg, group)
-    cfg = read_texts(cfg, resumed)
-    classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
     if place is None and group.is_main:  # an error here also ends the other ranks
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
+    cfg, shares = choose_classes(cfg, group, files, resumed)
+    cfg = read_texts(cfg, resumed)
+    classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.
-    cfg = take_recipe(cfg, group, files["train"], classes, resumed)
+    cfg = take_recipe(cfg, group, files["train"], classes, shares, resumed)
     cfg = share_batch(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
     start_weights = None if resumed else read_start_weights(cfg, group)
@@ -136,10 +140,12 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
     return dataclasses.replace(cfg, texts=texts)
 
 
-def take_recipe(cfg: Config, group: Group, files: Split, classes: Classes, resumed: Checkpoint | None) -> Config:
+def take_recipe(
+    cfg: Config, group: Group, files: Split, classes: Classes, shares: np.ndarray, resumed: Checkpoint | None
+) -> Config:
     """Return the flags with the recipe's values for those that are not set. Collective.
 
-    files: the training data. A resumed run keeps the checkpoint's values.
+    files: the training data. shares: see choose_classes(). A resumed run keeps the checkpoint's values.
     """
     given = RECIPE_FLAGS if cfg.given is None else cfg.given
 
@@ -155,7 +161,7 @@ def take_recipe(cfg: Config, group: Group, files: Split, classes: Classes, resum
             device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
         large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
         options: dict = {"memory": memory, "world_size": group.world_size, "large": large}
-        options["first_class"] = classes.names[0] if cfg.classes else ""
+        options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}
         return choose_flags(as_dict(cfg), given, device, len(files.files), sizes, **options)
 
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.

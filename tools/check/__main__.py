@@ -18,7 +18,10 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.classes import read_classes
+from data.guess import GUESSED, NoDataSetError, class_file, guess_flags
+from data.label_check import infer_num_classes
 from data.label_map import read_label_map
+from data.plain import find_flags
 from flags.declare import flag
 from flags.programs import READER as TRAIN
 from flags.reader import FlagReader
@@ -30,9 +33,8 @@ from support.processes import work_on
 from support.terminal import say
 from tools.check.commands import conversion, fix_lines, training_lines
 from tools.check.findings import Findings
-from tools.check.guess import guess_flags
 from tools.check.measure import measure
-from tools.check.rules import check_classes, find_faults, infer_num_classes
+from tools.check.rules import check_classes, find_faults
 from tools.check.summary import Summary, report_lines
 from tools.check.survey import Paths, survey
 
@@ -64,32 +66,35 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
     set's file of classes is invalid.
     """
     args, findings = CheckFlags(**flags), Findings(root)
-    dataset, paths = guess_flags(root, args.dataset, args)
+    try:
+        dataset, guessed = guess_flags(root, args.dataset, {name: getattr(args, name) for name in GUESSED})
+    except NoDataSetError as error:
+        problem = conversion(root)
+        raise UserError(f"{root}: {problem}" if problem else str(error).removesuffix(find_flags(root))) from None
+    paths: CheckFlags = dataclasses.replace(args, **guessed)  # type: ignore[arg-type]  # all of them are str
     present, samples = survey(root, dataset, paths, args.splits or paths.split_names, findings)
     if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")
     summary = Summary(str(root), dataset, num_classes_given=args.numclasses is not None, splits=paths.split_names)
     summary.repeats = findings.repeats
-    names = (item.name for item in dataclasses.fields(Paths))
+    names = [item.name for item in dataclasses.fields(Paths)]
     summary.flags = {name: value for name in names if (value := getattr(paths, name))}
-    summary.class_file, num_classes = args.classes or _class_file(root), args.numclasses
+    chosen = {name: getattr(args, name) for name in ("dataset", "numclasses", "classes", *names)}
+    summary.given = {name: value for name, value in chosen.items() if value}
+    summary.class_file, num_classes = args.classes or class_file(root), args.numclasses
     if summary.class_file:
         num_classes = len(read_classes(summary.class_file, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
     facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
-    named = read_classes(summary.class_file, num_classes or infer_num_classes(facts))
+    if not num_classes:
+        num_classes = infer_num_classes({v for item in facts for label in item.labels.values() for v in label.classes})
+    named = read_classes(summary.class_file, num_classes)
     find_faults(facts, named, findings)
     summary.count(facts, present, named.names)
     check_classes(summary, findings)
     return summary, findings
-
-
-def _class_file(root: Path) -> str:
-    """Return the path of root/classes.txt or of Roboflow's _classes.csv, or "" without one."""
-    files = [root / "classes.txt", root / "_classes.csv", *sorted(root.glob("*/_classes.csv"))]
-    return next((str(path) for path in files if path.is_file()), "")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from data.plain import IMAGES, MASKS, Folders, find_places, find_whole
 from flags import Config, as_dict
 from flags.recipe import CPU, CUDA, choose_flags
 from support import shell
+from support.labels import DENSE
 from tools.check.findings import Findings
 from tools.check.summary import Summary
 from tools.check.survey import Paths
@@ -28,21 +29,19 @@ def training_lines(summary: Summary) -> list[str]:
         command = shell.python_command(*_check_again(summary))
         return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
     choices = _choices(summary)
-    program = ["train.py", "--dataset", summary.dataset, "--dataset_path", summary.root]
+    program = ["train.py", "--dataset_path", summary.root, *_words(summary.given)]
     if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
         program = ["-m", "tools.scribbles.pipeline", summary.root, "log/scribbles"]
+        program += ["--numclasses", summary.num_classes]
+        program += ["--classes", summary.class_file] if summary.class_file else []
+        program += _words(summary.flags)
         # The pipeline also trains from pseudo-labels, for which the recipe may choose another --lr.
         choices = {name: choice for name, choice in choices.items() if name != "lr"}
-    words = ["--numclasses", summary.num_classes]
-    words += ["--classes", summary.class_file] if summary.class_file else []
-    words += _words(summary.flags)
-    # With --total_batchsize, the command trains the same model on any number of GPUs.
-    words += _words({name.replace("batchsize", "total_batchsize"): value for name, (value, _) in choices.items()})
     width = max(len(f"{name} {value}") for name, (value, _) in choices.items())
     lines = ["settings for these images and this machine (train.py chooses the same):"]
     lines += [f"  --{f'{name} {value}':{width}}  {reason}" for name, (value, reason) in choices.items()]
     lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
-    return [*lines, f"to train: {shell.python_command(*program, *words)}"]
+    return [*lines, f"to train: {shell.python_command(*program)}"]
 
 
 def _choices(summary: Summary) -> dict[str, tuple[Any, str]]:
@@ -52,8 +51,11 @@ def _choices(summary: Summary) -> dict[str, tuple[Any, str]]:
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
     sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]] + summary.repeats
     large, _ = large_images(sizes, device.crop_size)
-    first_class = summary.classes[0].name if summary.class_file else ""
-    options: dict = {"memory": memory, "large": large, "first_class": first_class}
+    options: dict = {"memory": memory, "large": large}
+    options["class_names"] = [row.name for row in summary.classes] if summary.class_file else []
+    if summary.dataset in DENSE:
+        pixels = [row.pixels.get(summary.splits[0], 0) for row in summary.classes]
+        options["shares"] = [number / max(sum(pixels), 1) for number in pixels]
     return choose_flags(as_dict(Config(dataset=summary.dataset)), (), device, num_train, sizes, **options)
 
 

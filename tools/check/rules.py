@@ -10,7 +10,6 @@ from tools.check.measure import ImageFacts, LabelFacts, Sample, first_six
 from tools.check.summary import Summary
 
 DENSE = 0.5  # strokes label a few percent of the pixels
-VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
 
 
 def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> None:
@@ -82,19 +81,6 @@ def _check_duplicates(samples: list[Sample], findings: Findings) -> None:
         if len(items) > 1 and len({split for item in items for split in item.splits}) > 1:
             first, *others = (item.image.path for item in items)
             findings.add("duplicate-across-splits", first, f"is {', '.join(map(findings.show, others))}")
-
-
-def infer_num_classes(samples: list[Sample]) -> int:
-    """Return the number of classes, 2 to 255: the highest label value plus 1.
-
-    A value more than VALUE_JUMP above the next lower one, and all values above it, do not count.
-    """
-    highest = 0
-    for value in sorted({value for sample in samples for label in sample.labels.values() for value in label.classes}):
-        if value - highest > VALUE_JUMP:
-            break
-        highest = max(highest, value)
-    return min(max(highest + 1, 2), 255)
 
 
 def check_classes(summary: Summary, findings: Findings) -> None:

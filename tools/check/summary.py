@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from support.errors import shortened
 from support.labels import IGNORE
@@ -36,9 +37,10 @@ class Summary:
 
     images: {split: number}. labels: {split: {"mask", "scribble" or "pseudo": number of files}}. sizes: {"WIDTHxHEIGHT":
     number of images}, most frequent first. ignored: {split: share of label pixels that are 255}.
-    flags: {name: value} of the data flags that are set. splits: names of the training and the validation split.
-    class_file: preset or file of the class names, "" for none. repeats: lines of the training list that name an image
-    again, which counts once here. notes: lines for information.
+    flags: {name: value} of the data flags that are set or guessed. given: {name: value} of those that the user set,
+    with --dataset, --numclasses and --classes; train.py guesses the others alike. splits: names of the
+    training and the validation split. class_file: preset or file of the class names, "" for none. repeats: lines of the
+    training list that name an image again, which counts once here. notes: lines for information.
     """
 
     root: str
@@ -48,6 +50,7 @@ class Summary:
     repeats: int = 0
     class_file: str = ""
     flags: dict[str, str] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
     splits: tuple[str, str] = ("train", "val")
     images: dict[str, int] = field(default_factory=dict)
     labels: dict[str, dict[str, int]] = field(default_factory=dict)

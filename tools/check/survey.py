@@ -1,6 +1,5 @@
 """Find the splits of a data set and the files of each image, without opening an image."""
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from data import layout
 from data.folders import left_out
+from data.guess import list_folder
 from data.layout import Split
 from data.plain import ListError, find_flags, find_whole
 from flags.declare import flag
@@ -18,8 +18,6 @@ from tools.check.findings import Findings
 from tools.check.measure import ImageFacts, LabelFacts, Sample
 
 WHOLE = "all"  # the images of a data set that has no splits
-
-list_folder = functools.cache(layout.list_folder)
 
 
 AS_TRAIN = "as in train.py [guessed from the folders]"

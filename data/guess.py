@@ -1,41 +1,63 @@
-"""Guess the flags that read a data set from its folders and file names, without opening an image."""
+"""Guess the flags that read a data set from its folders and file names, without opening an image.
 
+train.py and the data check use the same guesses.
+"""
+
+import functools
 import math
 import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from data import layout
-from data.plain import IMAGES, find_places, find_plain, find_whole
+from data.plain import IMAGES, find_flags, find_places, find_plain, find_whole
 from support.errors import UserError
-from tools.check.commands import conversion
-from tools.check.survey import Paths, list_folder
+
+# The flags that are guessed, besides --dataset. In a dict of them, "" means that a flag is not set.
+GUESSED = (
+    *("list_path", "image_path", "train_path", "val_path", "pseudo_path", "train_split", "val_split"),
+    *("image_suffix", "label_suffix"),
+)
 
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training", "train_list")
 VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation", "val_list")
 # The folders of images and masks of nnU-Net, mmsegmentation, PaddleX, and of VOC without its lists.
 PAIRS = {"imagesTr": ["labelsTr"], "img_dir": ["ann_dir"], "JPEGImages": ["Annotations", *layout.MASKS]}
 BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label")  # what SMP's CamVid and others add to "train"
+CLASS_FILES = ("classes.txt", "_classes.csv", "*/_classes.csv")  # the latter are Roboflow's
 NUM_NAMES = 200  # image names to find the ends of names with
 MOST = 0.9  # share of the images that must have a label of a name for it to be the rule
 
 
-def guess_flags(root: Path, dataset: str, paths: Paths) -> tuple[str, Paths]:
-    """Return --dataset and the data flags of a folder. What the user set (not "") stays.
+list_folder = functools.cache(layout.list_folder)
 
-    Raises UserError if no value of --dataset fits, or several ends of names.
+
+class NoDataSetError(UserError):
+    """A folder holds no data set that is read as it is."""
+
+
+def guess_flags(root: Path, dataset: str, flags: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """Return --dataset and the flags of GUESSED that read a folder. What is set stays.
+
+    flags: {flag: value} of all of GUESSED. Raises NoDataSetError if no value of --dataset fits, and UserError if a
+    split could be in two places, or if labels of several endings fit the images.
     """
     list_folder.cache_clear()
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder")
+        raise UserError(f"--dataset_path {root}: no such folder")
     known = _known_layout(root) if dataset in ("", "Folder") else {}
-    if known and not any((paths.image_path, paths.train_path, paths.val_path)):
-        dataset, paths = "Folder", replace(paths, **known)
-    dataset = dataset or guess_dataset(root, paths)
-    return dataset, _guess_layout(root, paths) if dataset == "Folder" else paths
+    if known and not any(flags[name] for name in ("image_path", "train_path", "val_path")):
+        dataset, flags = "Folder", flags | known
+    dataset = dataset or guess_dataset(root, flags)
+    return dataset, _guess_layout(root, flags) if dataset == "Folder" else flags
+
+
+def class_file(root: Path) -> str:
+    """Return the path of the data set's own file of class names, or "" if there is none."""
+    files = [file for pattern in CLASS_FILES for file in sorted(root.glob(pattern))]
+    return next((str(file) for file in files if file.is_file()), "")
 
 
 def _known_layout(root: Path) -> dict[str, str]:
@@ -52,64 +74,62 @@ def _known_layout(root: Path) -> dict[str, str]:
     return {}
 
 
-def guess_dataset(root: Path, paths: Paths) -> str:
+def guess_dataset(root: Path, flags: dict[str, str]) -> str:
     """Return the value of --dataset that fits the folders below root.
 
-    Raises UserError if no value fits, with the command to convert them if there are files of an annotation tool.
+    Raises NoDataSetError if no value fits.
     """
     if (root / layout.SCRIBBLES).is_dir():
-        return "ScribblePseudo" if (root / (paths.pseudo_path or layout.PSEUDO)).is_dir() else "ScribbleOnly"
+        has_pseudo = (root / (flags["pseudo_path"] or layout.PSEUDO)).is_dir()
+        return "ScribblePseudoDsDc" if has_pseudo else "ScribbleOnly"
     if (root / layout.PSEUDO).is_dir():
         return "PseudoOnly"
     if (root / "ImageSets").is_dir() or (root / "JPEGImages").is_dir():
         return "Dense"
-    images = paths.image_path or IMAGES
+    images = flags["image_path"] or IMAGES
     if (root / images).is_dir() or any((root / name / images).is_dir() for name in TRAIN_NAMES):
         return "Folder"
     for folder in (root / name for name in TRAIN_NAMES):  # train/NAME.jpg and train/NAME_mask.png
         files = list_folder(folder, layout.IMAGE_SUFFIXES)
         if files and guess_endings(files, files, folder)[1]:
             return "Folder"
-    if problem := conversion(root):
-        raise UserError(f"{root}: {problem}")
     if volume := next(root.glob("*/*.nii*"), None):
-        raise UserError(f"{volume}: a volume, but only 2-D images are read: save its slices as 8-bit PNG")
+        raise NoDataSetError(f"{volume}: a volume, but only 2-D images are read: save its slices as 8-bit PNG")
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
-    raise UserError(
+    raise NoDataSetError(
         f"{root}: no data set: it has neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's "
         f"layout), but {present}; give its root, or name the folders with --dataset Folder, --image_path, --train_path "
-        "and --val_path"
+        f"and --val_path{find_flags(root)}"
     )
 
 
-def _guess_layout(root: Path, paths: Paths) -> Paths:
+def _guess_layout(root: Path, flags: dict[str, str]) -> dict[str, str]:
     """Return the flags with the names of the splits, the folders and the ends of names of a data set in plain folders.
 
     Raises UserError if a split could be in two places, or if labels of several ends fit the images.
     """
     in_images = (root / IMAGES).is_dir() or any((root / name / IMAGES).is_dir() for name in TRAIN_NAMES)
-    if not paths.image_path and not in_images:  # train/NAME.jpg and train/NAME_mask.png
-        paths = replace(paths, image_path=".", train_path=paths.train_path or ".", val_path=paths.val_path or ".")
-    train, val = (
-        chosen or _split_name(root, paths, names)
-        for chosen, names in ((paths.train_split, TRAIN_NAMES), (paths.val_split, VAL_NAMES))
-    )
-    paths = replace(paths, train_split=train, val_split=val)
-    if paths.image_suffix or paths.label_suffix:
-        return paths
-    folders = {"images": paths.image_path, "masks": paths.train_path}
+    if not flags["image_path"] and not in_images:  # train/NAME.jpg and train/NAME_mask.png
+        paths = {name: flags[name] or "." for name in ("train_path", "val_path")}
+        flags = flags | paths | {"image_path": "."}
+    splits = (("train_split", TRAIN_NAMES), ("val_split", VAL_NAMES))
+    flags = flags | {flag: flags[flag] or _split_name(root, flags, names) for flag, names in splits}
+    if flags["image_suffix"] or flags["label_suffix"]:
+        return flags
+    folders = {"images": flags["image_path"], "masks": flags["train_path"]}
     try:
-        images, masks, _ = find_plain(root, paths.split_names[0], **folders, list_path=paths.list_path)
-    except UserError:  # the survey has a finding on that
+        images, masks, _ = find_plain(root, flags["train_split"] or "train", **folders, list_path=flags["list_path"])
+    except UserError:  # whoever reads the split says so
         images, masks, _ = find_whole(root, **folders)
     present = list_folder(images, layout.IMAGE_SUFFIXES), list_folder(masks, layout.ANY_SUFFIXES)
     image_suffix, label_suffix = guess_endings(*present, masks)
-    return replace(paths, image_suffix=image_suffix, label_suffix=label_suffix)
+    return flags | {"image_suffix": image_suffix, "label_suffix": label_suffix}
 
 
-def _split_name(root: Path, paths: Paths, names: tuple[str, ...]) -> str:
+def _split_name(root: Path, flags: dict[str, str], names: tuple[str, ...]) -> str:
     """Return the first of the names that is a split, "" for the default one or if none is."""
-    splits = [name for name in names if find_places(root, name, paths.image_path, paths.val_path, paths.list_path)]
+    folders = flags["image_path"], flags["val_path"], flags["list_path"]
+    splits = [name for name in names if find_places(root, name, *folders)]
     return "" if not splits or splits[0] == names[0] else splits[0]
 
 
