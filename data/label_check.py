@@ -133,6 +133,15 @@ def is_smoothed(label: np.ndarray) -> bool:
     return is_enough and rising > MIN_RISING * changes and rising > MIN_BETWEEN * (rising + turning)
 
 
+def holds_only_255(masks: Iterable[Iterable[int]]) -> bool:
+    """Return whether no mask has a value besides 0 and 255, and some mask has both, so that 255 must be the object.
+
+    masks: the values of each mask.
+    """
+    values = [set(mask) for mask in masks]
+    return {0, IGNORE} in values and all(mask <= {0, IGNORE} for mask in values)
+
+
 def objects_as_255(masks: Sequence[Iterable[int]]) -> list[bool]:
     """Return, per mask, whether it contains 255 and no class but 0, and 255 seems to be an object, not ignored pixels.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.folders import list_folder
-from data.images import LABEL_SUFFIXES
+from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES
 from support import shell
 from support.errors import UserError
 
@@ -41,6 +41,10 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
         raise ListError(f"{first} and {second}: both would be the split {split!r}: remove or rename one{list_hint}")
     if places:
         return places[0]
+    whole = list_folder(root / IMAGES, IMAGE_SUFFIXES) if not (images or masks or list_path) else {}
+    if any("/" not in name for name in whole):
+        divide = shell.python_command("-m", "tools.split", root, "--val", "0.2")
+        raise UserError(f"{root}: no split {split!r}: to divide the images into train and val: {divide}")
     images = images or IMAGES
     folders = dict.fromkeys((root / images / split, root / split / images))
     wanted = [*map("folder {}".format, () if list_path else folders), f"list {root / list_path / split}.txt"]

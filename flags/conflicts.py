@@ -1,5 +1,6 @@
 """Checks of the flags of train.py against each other."""
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -10,6 +11,7 @@ from typing import Any
 from flags.loss_weights import parse_loss, read_class_weights
 from flags.training import Config
 from support.errors import UserError
+from support.labels import MAPS
 from support.shell import document, install_command
 
 
@@ -24,8 +26,11 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     read_class_weights(cfg.class_weights, cfg.numclasses)
     optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in (cfg.given or ())
-    if is_final or not cfg.leaves_layout_open:
-        check_effects(cfg, cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set()))
+    typed = cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set())
+    if cfg.leaves_layout_open and not is_final:  # an effect with any --dataset will do
+        idle = [idle_flags(dataclasses.replace(cfg, dataset=name), typed) for name in MAPS]
+        typed = typed.intersection(*idle)
+    check_effects(cfg, typed)
     check_backbone(cfg)
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":

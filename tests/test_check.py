@@ -157,7 +157,7 @@ def test_classes_of_the_data_sets_own_file(clean, tmp_path, capsys):
     summary, findings = check(root)
     assert [row.name for row in summary.classes] == ["ground", "disc", "square"]
     assert (summary.class_file, findings.status) == (str(root / "classes.txt"), 0)
-    assert f"--classes {root / 'classes.txt'} " in report(root, capsys, 0).splitlines()[-1]
+    assert f"classes: --numclasses 3 (named by {root / 'classes.txt'})" in report(root, capsys, 0)
     # Its colours are known where a mask has them.
     Drawn(root).pair("train/colour", mask=np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
     assert "#ff0000 = class 1" in report(root, capsys, 2)
@@ -177,12 +177,14 @@ def test_last_line_is_the_whole_training_command(tmp_path, capsys, monkeypatch):
     for number in range(16):
         drawn.pair(f"train/{number}")
     drawn.pair("val/x")
-    folders = ["--image_path", "pictures", "--train_path", "the labels", "--val_path", "the labels"]
-    words = ["--dataset", "Folder", "--dataset_path", str(root), "--numclasses", "3"]
-    python, program, *given = last_command(root, capsys, *folders)
+    words = ["--dataset", "Folder", "--image_path", "pictures"]
+    words += ["--train_path", "the labels", "--val_path", "the labels"]
+    said = report(root, capsys, 0, *words)
     # The images' longer side is 64 pixels, and 1000 steps / 20 validations of 8 images are 25 passes over 16 images.
-    settings = shlex.split("--layers 18 --crop_size 65 --total_batchsize 8 --max_steps 1000 --repeat 25 --lr 0.01")
-    assert given == [*words, *folders, *settings]
+    for setting in ("layers 18", "crop_size 65", "batchsize 8", "max_steps 1000", "repeat 25", "lr 0.01"):
+        assert f"\n  --{setting} " in said
+    python, program, *given = shlex.split(said.splitlines()[-1].removeprefix("to train: "))
+    assert given == ["--dataset_path", str(root), *words]  # train.py finds the rest by itself
     assert shutil.which(python)
     assert Path(program).samefile(REPO / "train.py")
 
@@ -298,7 +300,7 @@ def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys)
         put(tmp_path / f"pascal_2012_scribble/{name}.png", stroke)
     said = report(tmp_path, capsys, 0, "--dataset", "ScribbleOnly")
     assert "  share of the strokes / share of the pixels in val: class 1 2.0: for information" in said
-    assert f"tools.scribbles.pipeline {tmp_path} log/scribbles --numclasses 3 --layers" in said.splitlines()[-1]
+    assert f"tools.scribbles.pipeline {tmp_path} log/scribbles --numclasses 3" in said.splitlines()[-1]
     assert (
         "  images with a stroke in train / images that show it in val: class 2 33% / 100%: draw more of these" in said
     )

@@ -54,17 +54,18 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
         batchsize=1,
         dataset="Folder",
         model_type="res50_ASPP",
+        label_map="",  # chosen: train.py would choose binary
         **folders,
     )
     results = finish(start_group(2, words, tmp_path))
     problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
     one_line_each(results, problem)
     assert not (tmp_path / "log").exists()
-    # The command names all folders, and finds the fault.
+    # The command names all folders, and says what 255 is; the images are alike, which is an error.
     command = shlex.split(results[0][2].rsplit(": ", 1)[1])
     assert command[1].endswith("tools/check/__main__.py")
     assert data_check([*command[2:], "--workers", "0"]) == 2
-    assert "label-binary-255 (4)" in capsys.readouterr().out
+    assert "masks hold only 0 and 255: 255 is read as class 1" in capsys.readouterr().out
 
 
 def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):

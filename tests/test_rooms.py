@@ -1,4 +1,4 @@
-"""Rooms import only what the table of docs/how_it_works.md allows, none in a circle, and hold at most 14 modules."""
+"""Rooms import only what the table of docs/how_it_works.md allows, none in a circle, and hold at most 15 modules."""
 
 import ast
 import re
@@ -36,9 +36,9 @@ def test_each_room_imports_only_the_rooms_below_that_its_row_names():
     assert not wrong
 
 
-def test_at_most_14_modules_in_a_folder():
+def test_at_most_15_modules_in_a_folder():
     modules = Counter(path.parent for room in ROOMS for path in (REPO / room).rglob("*.py") if path.stem != "__init__")
-    assert max(modules.values()) <= 14
+    assert max(modules.values()) <= 15
 
 
 def calls(rooms: list[str]) -> list[tuple[str, ast.expr]]:

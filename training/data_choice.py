@@ -11,7 +11,7 @@ import numpy as np
 from data.classes import read_classes
 from data.guess import GUESSED, class_file, guess_flags
 from data.histogram import count_values
-from data.label_check import infer_num_classes, spread
+from data.label_check import holds_only_255, infer_num_classes, spread
 from data.label_map import read_label_map
 from data.layout import Split
 from distributed.group import Group
@@ -88,9 +88,9 @@ def choose_classes(
     else:
         counts = count([path for paths in train for path in paths])
     may_be_binary = is_dense and "label_map" not in given and num_classes in (0, 2)
-    if may_be_binary and num_classes and _hold_only_255(counts):
+    if may_be_binary and num_classes and holds_only_255(counts):
         counts = count(train[0])  # the sample may lack class 1
-    if may_be_binary and _hold_only_255(counts):
+    if may_be_binary and holds_only_255(counts):
         choices["label_map"] = "binary", "masks hold only 0 and 255"
         choices.setdefault("numclasses", (2, "the object and the rest"))
         counts = [{int(value == IGNORE): number for value, number in row.items()} for row in counts]
@@ -105,9 +105,3 @@ def choose_classes(
     cfg = dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
     pixels = np.array([sum(row.get(number, 0) for row in counts) for number in range(cfg.numclasses)], np.float64)
     return cfg, pixels / max(pixels.sum(), 1) if is_dense else np.zeros(0)
-
-
-def _hold_only_255(counts: list[dict[int, int]]) -> bool:
-    """Return whether no label has a value besides 0 and 255, and some label has both. counts: {value: pixels} each."""
-    values = [set(row) for row in counts]
-    return {0, IGNORE} in values and all(row <= {0, IGNORE} for row in values)

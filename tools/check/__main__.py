@@ -19,7 +19,7 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 
 from data.classes import read_classes
 from data.guess import GUESSED, NoDataSetError, class_file, guess_flags
-from data.label_check import infer_num_classes
+from data.label_check import holds_only_255, infer_num_classes
 from data.label_map import read_label_map
 from data.plain import find_flags
 from flags.declare import flag
@@ -28,7 +28,7 @@ from flags.reader import FlagReader
 from support import program, shell
 from support.errors import UserError
 from support.files import check_file, write_atomic
-from support.labels import MAPS
+from support.labels import DENSE, MAPS
 from support.processes import work_on
 from support.terminal import say
 from tools.check.commands import conversion, fix_lines, training_lines
@@ -88,6 +88,13 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
     facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
+    if dataset in DENSE and not label_map and num_classes in (None, 2):
+        train = [item.labels["mask"] for item in facts if paths.split_names[0] in item.splits and "mask" in item.labels]
+        if holds_only_255([mask.values for mask in train]):  # as train.py
+            summary.flags["label_map"], num_classes = "binary", 2
+            label_map = read_label_map("binary", num_classes)
+            facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
+            summary.notes.append("masks hold only 0 and 255: 255 is read as class 1")
     if not num_classes:
         num_classes = infer_num_classes({v for item in facts for label in item.labels.values() for v in label.classes})
     named = read_classes(summary.class_file, num_classes)
