@@ -56,6 +56,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     if run.folder is None and group.is_main:  # an error here also ends the other ranks
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
+        folder.check_name(Path(cfg.logdir), cfg.name)
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.
