@@ -240,7 +240,9 @@ class RunFlags:
         aliases="logs",
         renamed={"save_dir": "folder of all runs here; this run is its subfolder --name"},
     )
-    name: str = flag("", "the run's folder in --logdir [the config's name, else dataset and model]")
+    name: str = flag(
+        "", "the run's folder in --logdir, such as a or sweep/a [the config's name, else dataset and model]"
+    )
     resume: str = flag(
         "",
         "checkpoint FILE to resume, or auto: the newest run of --name, if any [a new run]",

@@ -15,6 +15,7 @@ from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
 from flags.reader import FlagReader
 from tools import split
 from tools.check import __main__ as check
+from tools.compare import __main__ as compare
 from tools.convert import __main__ as convert
 from tools.scribbles import __main__ as scribbles
 
@@ -54,6 +55,7 @@ PARSERS = (
     ("python -m tools.check", check.parser()),
     ("python -m tools.convert", convert.parser()),
     ("python -m tools.split", split.parser()),
+    ("python -m tools.compare", compare.parser()),
     ("python -m data.distance", distance.parser()),
     ("python -m tools.scribbles", scribbles.parser()),
 )

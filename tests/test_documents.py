@@ -15,6 +15,7 @@ from flags import parse_flags
 from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
 from tools import split
 from tools.check import __main__ as check
+from tools.compare import __main__ as compare
 from tools.convert import __main__ as convert
 from tools.scribbles import __main__ as scribbles
 from tools.scribbles import pipeline as scribble_pipeline
@@ -22,6 +23,7 @@ from tools.scribbles import pipeline as scribble_pipeline
 READERS = {reader.program: reader for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)}
 PARSERS = {
     "tools.check": check.parser,
+    "tools.compare": compare.parser,
     "tools.convert": convert.parser,
     "tools.scribbles": scribbles.parser,
     "tools.split": split.parser,
