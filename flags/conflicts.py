@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from flags.loss_weights import parse_loss, read_class_weights
@@ -24,7 +25,8 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         parse_loss(cfg.loss)
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
-    read_class_weights(cfg.class_weights, cfg.numclasses)
+    is_open = not is_final and cfg.given is not None and "numclasses" not in cfg.given
+    read_class_weights(cfg.class_weights, None if is_open else cfg.numclasses)
     optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in (cfg.given or ())
     typed = cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set())
     if cfg.leaves_layout_open and not is_final:  # an effect with any --dataset will do
@@ -40,8 +42,9 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         raise UserError(f"--wandb needs the package wandb: {install_command('wandb')}")
     if not cfg.dataset_path:
         raise UserError(f"--dataset_path is not set: give the data set's root folder ({document('docs/your_data.md')})")
-    parts = cfg.name.split("/")
-    if {"", ".", ".."} & set(parts) or not cfg.name.isprintable() or max(map(len, map(os.fsencode, parts))) > 200:
+    parts = re.split(r"[/\\]", cfg.name)  # Windows divides paths at both, and D:a is a path on another disk
+    is_below = not {"", ".", ".."} & set(parts) and not Path(cfg.name).drive
+    if not is_below or not cfg.name.isprintable() or max(map(len, map(os.fsencode, parts))) > 200:
         raise UserError(f"--name {cfg.name[:200]}: must be a folder below --logdir, such as a or sweep/a")
 
 

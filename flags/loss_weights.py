@@ -48,15 +48,16 @@ def loss_weights(flags: Any) -> dict[str, float]:
     return weights
 
 
-def read_class_weights(text: str, num_classes: int) -> list[float] | None:
+def read_class_weights(text: str, num_classes: int | None) -> list[float] | None:
     """Return the weights of --class_weights, one per class; None for "none" and "balanced".
 
-    text: numbers such as "1,2,0.5". Raises UserError if their count is not num_classes, a weight is negative or no
-    number, or all weights are 0.
+    text: numbers such as "1,2,0.5". num_classes: None if it is not known yet. Raises UserError if the numbers are not
+    num_classes, a weight is negative or no number, or all weights are 0.
     """
     if text in ("none", "balanced"):
         return None
     weights = [_number(word) for word in text.split(",")]
+    num_classes = len(weights) if num_classes is None else num_classes
     if len(weights) != num_classes or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
         raise UserError(
             f"--class_weights {text}: give none, balanced or {num_classes} numbers of at least 0, one a class and not "

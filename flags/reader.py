@@ -104,12 +104,17 @@ class FlagReader:
             converted["others"] = tuple(surplus[len(arguments) :])
         return Parsed(converted, ConfigFile(Path(path), stage) if path else None, self._notes(names, "--"))
 
-    def _arguments(self, words: list[str]) -> list[tuple[Flag, str]]:
-        """Return (argument, its word) of the words that belong to no flag. An optional argument gets one if all do."""
+    def _arguments(self, words: list[str]) -> list[tuple[Flag, Any]]:
+        """Return (argument, its word) of the words that belong to no flag. An optional argument gets one if all do.
+
+        An argument that is a list gets all words.
+        """
         required = [item for item in self.arguments if item.default is None]
         if missing := [item.name.upper() for item in required[len(words) :]]:
             command = python_command(*self.program.split(), "--help")
             raise UserError(f"the following arguments are required: {', '.join(missing)}: to list all flags: {command}")
+        if words and self.arguments and self.arguments[0].is_list:
+            return [(self.arguments[0], words)]
         declared = self.arguments if len(words) >= len(self.arguments) else required
         if len(words) > len(declared) and not self.passes_on:
             raise UserError(f"unexpected argument {words[len(declared)]!r}: flags are written --name value")

@@ -243,7 +243,9 @@ class RunFlags:
         renamed={"save_dir": "folder of all runs here; this run is its subfolder --name"},
     )
     name: str = flag(
-        "", "the run's folder in --logdir [the config's name, else --dataset and --model_type, or the data's folder]"
+        "",
+        "the run's folder in --logdir, such as a or sweep/a [the config's name, else dataset and model, or the data's "
+        "folder]",
     )
     resume: str = flag(
         "",

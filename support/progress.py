@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal, a line now and then in a file or pipe."""
+"""Progress of long work: a bar in a terminal, a line now and then in a file or pipe; and durations as text."""
 
 import io
 import sys
@@ -36,3 +36,10 @@ def progress_bar(
     # tqdm itself writes to a bar's file when it clears the bar.
     options |= {"mininterval": LINE_SECONDS, "delay": LINE_SECONDS, "bar_format": words}
     return _Lines(items, file=io.StringIO(), **options)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it, such as "40 s", "12 min" or "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -15,6 +15,7 @@ from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
 from flags.reader import FlagReader
 from tools import split
 from tools.check.__main__ import READER as CHECK
+from tools.compare.__main__ import READER as COMPARE
 from tools.convert.__main__ import READER as CONVERT
 from tools.scribbles.__main__ import READER as SCRIBBLES
 
@@ -51,7 +52,7 @@ STATUSES = """
 after a signal, with 75.
 """
 PROGRAMS = (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)
-TOOLS = (CHECK, CONVERT, split.READER, SCRIBBLES)
+TOOLS = (CHECK, CONVERT, split.READER, COMPARE, SCRIBBLES)
 COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 
 

@@ -15,7 +15,8 @@ from tools.scribbles import pipeline as scribble_pipeline
 DOCUMENTS = [*sorted(REPO.glob("README*.md")), REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))]
 PATTERNS = ("*.py", "data/*.py", "tools/*.py", "scripts/*.py", "*.sh", "scripts/*.sh")
 SOURCES = [path for pattern in PATTERNS for path in REPO.glob(pattern)]
-PROGRAM = re.compile(r"\w\.(py|sh)$|^tools\.(check|convert|scribbles|split)$|^data\.distance$")
+PROGRAM = re.compile(r"\w\.(py|sh)$|^tools\.(check|compare|convert|scribbles|split)$|^data\.distance$")
+LOOP = re.compile(r"^for (\w+) in (.+); do\n(.*?)^done$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:python|torchrun|bash|srun) ")  # how one in a docstring begins
 PROCESSES = r"(--nproc[-_]per[-_]node[= ]|\bNUM_GPUS=)(?!1\b)[\w$]+"
 # What a command that starts several processes, or processes on several machines, becomes on this one.
@@ -45,7 +46,8 @@ def code(text: str, language: str) -> str:
 
 
 def shell_lines(text: str) -> Iterator[str]:
-    """The commands of a shell text, without comments and prompts."""
+    """The commands of a shell text, without comments and prompts; those of a loop once for each of its values."""
+    text = LOOP.sub(lambda loop: "".join(loop[3].replace(f"${loop[1]}", value) for value in loop[2].split()), text)
     for line in text.replace("\\\n", " ").splitlines():
         line = re.sub(r"\s+", " ", re.sub(r"(^|\s)#.*", "", line)).strip()
         if line:

@@ -102,7 +102,8 @@ def test_wandb_has_the_numbers_of_metrics_jsonl_in_one_run_also_after_a_stop(
 def test_wandb_variables_take_precedence_over_our_options(tmp_path, monkeypatch):
     wandb = SimpleNamespace(init=mock.Mock(), Image=None, teardown=None)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    WandB(parse_flags(flags(dataset_path="data")), tmp_path / "x", "id1")
+    WandB(parse_flags(flags(dataset_path="data", logdir=tmp_path)), tmp_path / "sweep/x", "id1")
+    assert wandb.init.call_args.kwargs["name"] == "sweep/x"
     assert {*wandb.init.call_args.kwargs} == {"config", "project", "name", "dir", "resume", "id"}
     for name in ("PROJECT", "NAME", "DIR", "RESUME", "RUN_ID"):
         monkeypatch.setenv(f"WANDB_{name}", "0")

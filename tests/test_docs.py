@@ -186,6 +186,9 @@ def provide(command: str, sandbox: Path, python, request) -> None:
         run_in(sandbox, "python -m tools.convert labelme labelme_photos MyPhotos", python)
         if "tools.split" not in command:
             run_in(sandbox, "python -m tools.split MyPhotos", python)
+    if "tools.compare" in command:
+        os.makedirs("log/sweep")
+        os.symlink("../demo", "log/sweep/lr_0.01")
     words = program_of(command)[1]
     named = " ".join(words)
     if task_of(command) == "train":

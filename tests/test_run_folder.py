@@ -1,11 +1,13 @@
 """A start that fails costs no name, and no two runs share a folder."""
 
 import multiprocessing
+import re
 from pathlib import Path
 
 import pytest
 from conftest import start
 
+import train
 from flags import parse_flags
 from support.errors import UserError
 from training.record import folder as run_folder
@@ -48,9 +50,36 @@ def test_runs_of_a_sweep_have_a_folder_of_their_own(demo_flags, tmp_path):
         (folder / "best.pt").touch()
     assert run_folder.newest(tmp_path, "sweep/a") == tmp_path / "sweep/a.2"
     assert run_folder.find_best(tmp_path, "sweep/a") == tmp_path / "sweep/a.2/best.pt"
-    for name in ("/a", "../a", "a/", "a//b", "."):
-        with pytest.raises(UserError, match=f"^--name {name}: must be a folder below --logdir"):
+    for name in ("/a", "../a", "a/", "a//b", ".", "a\\..\\b"):
+        with pytest.raises(UserError, match=f"^--name {re.escape(name)}: must be a folder below --logdir"):
             parse_flags(demo_flags(name=name))
+
+
+def test_lr_1_5_is_not_the_fifth_run_of_lr_1(tmp_path):
+    """--resume auto of lr_1 would continue the other run."""
+    for name in ("sweep/lr_1", "sweep/lr_1.5"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "last.pt").touch()
+        (tmp_path / name / "config.yaml").write_text(f"name: {name}\n")
+    assert run_folder.newest(tmp_path, "sweep/lr_1") == tmp_path / "sweep/lr_1"
+    folder, log = run_folder.create(tmp_path, "sweep/lr_1")
+    log.close()
+    assert folder == tmp_path / "sweep/lr_1.2"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sweep/a/b/c", "sweep/a is the folder of a run: use another name, such as --name sweep_a_b_c"),
+        ("sweep", "sweep has other runs in it, such as .*/sweep/a: use --name sweep/NAME"),
+    ],
+)
+def test_no_run_is_in_the_folder_of_another(demo_flags, tmp_path, name, message):
+    folder, log = run_folder.create(tmp_path, "sweep/a")
+    log.close()
+    (folder / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=f"^--name {name}: .*{message}$"):
+        train.main(demo_flags(name=name))
 
 
 @pytest.mark.parametrize("file", ["last.pt", "best.pt.old"])

@@ -56,7 +56,8 @@ class WandB:
             os.environ.setdefault(name, seconds)
         import wandb
 
-        ours = {"project": "segtrain", "name": folder.name, "dir": str(folder), "resume": "allow", "id": run_id}
+        run_name = folder.relative_to(cfg.logdir).as_posix() if folder.is_relative_to(cfg.logdir) else folder.name
+        ours = {"project": "segtrain", "name": run_name, "dir": str(folder), "resume": "allow", "id": run_id}
         variables = {name: "WANDB_RUN_ID" if name == "id" else f"WANDB_{name.upper()}" for name in ours}
         own: dict = {name: value for name, value in ours.items() if variables[name] not in os.environ}
         self._image, self._teardown = wandb.Image, wandb.teardown

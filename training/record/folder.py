@@ -1,5 +1,6 @@
 """A run's folder: find the one to resume, make a new one, and lock it against other processes."""
 
+import contextlib
 import errno
 import json
 import logging
@@ -10,6 +11,7 @@ from typing import TextIO
 
 from support.errors import UserError
 from support.files import json_lines, write_atomic
+from support.yaml_file import read_yaml
 from training import checkpoint
 
 try:
@@ -38,6 +40,19 @@ def find_best(logdir: Path, name: str) -> Path:
             f"{logdir / name / 'best.pt'}: no such file: train this config first, or name a --checkpoint FILE"
         )
     return best[-1]
+
+
+def check_name(logdir: Path, name: str) -> None:
+    """Raise UserError if a new run would be inside another run's folder, or would have others in its own.
+
+    Whoever moves or deletes one of them, or compares all runs of a folder, does not expect the other.
+    """
+    folder = logdir / name
+    if outer := next((parent for parent in folder.parents if logdir in parent.parents and _began(parent)), None):
+        other = name.replace("/", "_")
+        raise UserError(f"--name {name}: {outer} is the folder of a run: use another name, such as --name {other}")
+    if not _began(folder) and (inner := next(folder.glob("*/**/metrics.jsonl"), None)):
+        raise UserError(f"--name {name}: {folder} has other runs in it, such as {inner.parent}: use --name {name}/NAME")
 
 
 def create(logdir: Path, name: str) -> tuple[Path, TextIO]:
@@ -120,5 +135,16 @@ def _runs_of(logdir: Path, name: str) -> dict[int, Path]:
     """Return {number: folder} of the existing folders logdir/name (1), name.2, name.3 ..."""
     parent, own_name = (logdir / name).parent, (logdir / name).name
     numbered = re.compile(re.escape(own_name) + r"(?:\.(\d+))?")
-    matches = {entry: numbered.fullmatch(entry.name) for entry in parent.iterdir()} if parent.is_dir() else {}
-    return {int(match[1] or 1): entry for entry, match in matches.items() if match}
+    runs = {}
+    for entry in parent.iterdir() if parent.is_dir() else ():
+        match = numbered.fullmatch(entry.name)
+        if match and not (match[1] and _is_named(entry)):
+            runs[int(match[1] or 1)] = entry
+    return runs
+
+
+def _is_named(folder: Path) -> bool:
+    """Return whether --name gave the folder its number: lr_1.5 is then a run of its own, not the fifth one of lr_1."""
+    with contextlib.suppress(UserError, TypeError, KeyError):  # config.yaml is missing or damaged
+        return Path(read_yaml(folder / "config.yaml")["name"]).name == folder.name
+    return False

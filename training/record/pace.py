@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from distributed.group import Group
 from support.processes import num_cores
+from support.progress import duration
 
 SLOW_LOADER = 0.1  # share of the time spent waiting for batches from which the epoch's line gives advice
 
@@ -48,9 +49,9 @@ class Pace:
         The rank that waited most counts, because the others wait for it. batch: images per step. Collective.
         """
         now, left = time.perf_counter(), self.run_steps - self._steps_done
-        text = _duration(now - self._epoch_start)
+        text = duration(now - self._epoch_start)
         if self._steps_done > 1 and left > 0:
-            text += f", {_duration(left * (now - self._first_step_at) / (self._steps_done - 1))} left"
+            text += f", {duration(left * (now - self._first_step_at) / (self._steps_done - 1))} left"
         waiting, total = max(self.group.gather(self._waiting)), self._stepping + self._waiting
         if total:
             text += f", {batch * self._num_steps / total:.3g} images/s"
@@ -60,9 +61,3 @@ class Pace:
             advice = f"raise --workers (now {workers})" if workers < num_cores() else full
             text += f": {waiting / total:.0%} of the time is waiting for the loader: {advice}"
         return text
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

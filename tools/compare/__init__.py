@@ -1,0 +1,1 @@
+"""What python -m tools.compare reads of runs, and how it shows them beside each other."""

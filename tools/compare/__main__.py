@@ -1,0 +1,121 @@
+"""Compare training runs: a table, and a page with their curves over each other.
+
+    python -m tools.compare log/sweep/*
+
+Each run is a folder that train.py wrote. The one with the best validation mIoU comes first.
+"""
+
+import os
+import shutil
+import sys
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+if not __package__:  # started as a file from another folder: python PATH/tools/compare
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from flags import FLAGS
+from flags.declare import flag
+from flags.reader import FlagReader
+from support import program
+from support.errors import shortened
+from support.files import check_file, write_atomic
+from support.progress import duration
+from support.terminal import escaped, say
+from tools.compare.page import MARK, page
+from tools.compare.runs import Run, find_runs, read_run, value_text
+
+PLACES = ("name", "logdir")  # flags that say where a run is, not what it does
+MAX_CELL = 60  # characters of a value on the terminal; the page has all
+MAX_WIDTH = 10**6  # of a line in a file or pipe
+
+
+@dataclass(frozen=True)
+class CompareFlags:
+    """Comparison."""
+
+    runs: tuple[Path, ...] = flag(None, "folders of runs, such as log/demo, or folders of folders", is_argument=True)
+    output: Path | None = flag(None, "page to write [compare.html in the folder that all runs are in]")
+
+
+ABOUT = "Compare training runs: a table, and a page with their curves over each other."
+READER = FlagReader(CompareFlags, "-m tools.compare", ABOUT, has_config=False)
+
+
+def facts_of(runs: list[Run]) -> dict[str, list[str]]:
+    """Return {title: a text for each run} of what is compared. "-" is a missing value."""
+    return differing_flags(runs) | {
+        "mIoU": [percent(run.best[1]) if run.best else "-" for run in runs],
+        "at step": [str(run.best[0]) if run.best else "-" for run in runs],
+        "steps": [run.steps for run in runs],
+        "time": [duration(run.seconds) if run.seconds else "-" for run in runs],
+        "images/s": [f"{run.images_per_s:.3g}" if run.images_per_s else "-" for run in runs],
+        "state": [run.state for run in runs],
+    }
+
+
+def differing_flags(runs: list[Run]) -> dict[str, list[str]]:
+    """Return the flags whose values differ, as facts_of(). A flag that a run's version lacked has today's default."""
+    found = {}
+    for name in dict.fromkeys(name for run in runs for name in run.flags if name not in PLACES):
+        default = value_text(FLAGS[name].default) if name in FLAGS else None  # None: a flag of earlier versions
+        values = [run.flags.get(name, default if run.flags else None) for run in runs]
+        if len({*values} - {None}) > 1:
+            found[f"--{name}"] = ["-" if value is None else value or '""' for value in values]
+    return found
+
+
+def ious_of(runs: list[Run]) -> dict[str, list[str]]:
+    """Return the IoU of each class, as facts_of()."""
+    names = dict.fromkeys(name for run in runs for name in run.ious)
+    return {name: [percent(run.ious.get(name)) for run in runs] for name in names}
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def table_lines(names: list[str], columns: dict[str, list[str]], width: int) -> list[str]:
+    """Return a table as lines of text. Columns that do not fit follow below, beside the names again."""
+    first = padded(["run", *names])
+    blocks = [[first]]
+    for title, cells in columns.items():
+        column = padded([title, *cells], to_right=title != "state")
+        if len(blocks[-1]) > 1 and sum(display_width(texts[0]) + 2 for texts in (*blocks[-1], column)) - 2 > width:
+            blocks.append([first])
+        blocks[-1].append(column)
+    tables = [["  ".join(texts).rstrip() for texts in zip(*block, strict=True)] for block in blocks]
+    return [line for table in tables for line in (*table, "")]
+
+
+def padded(texts: list[str], *, to_right: bool = False) -> list[str]:
+    """Return the texts, shortened and then filled with spaces to one width."""
+    texts = [escaped(shortened(text, MAX_CELL)) for text in texts]
+    spaces = [" " * (max(map(display_width, texts)) - display_width(text)) for text in texts]
+    return [space + text if to_right else text + space for text, space in zip(texts, spaces, strict=True)]
+
+
+def display_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes: Chinese characters take two."""
+    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = CompareFlags(**READER.command_line(argv).values)
+    folders = find_runs(args.runs)
+    parent = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
+    output = args.output or Path(os.path.relpath(parent), "compare.html")
+    check_file(output, "--output", mark=MARK, suffix=".html")
+    runs = [read_run(folder, Path(os.path.relpath(folder, parent)).as_posix()) for folder in folders]
+    runs.sort(key=lambda run: (-run.best[1] if run.best else 1.0, run.name))
+    tables = {"Runs": facts_of(runs), "IoU of each class, at the step of the best mIoU": ious_of(runs)}
+    width = shutil.get_terminal_size((MAX_WIDTH, 0)).columns
+    for heading, columns in tables.items():
+        say(f"{heading}:", *table_lines([run.name for run in runs], columns, width))
+    write_atomic(output, page(runs, tables))
+    say(f"curves: {output}")
+
+
+if __name__ == "__main__":
+    program.run_and_exit(main)

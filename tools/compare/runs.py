@@ -1,0 +1,140 @@
+"""What the folder of a run says: its flags, curves, scores, time and end."""
+
+import contextlib
+import json
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.classes import read_classes
+from support.errors import UserError
+from support.files import json_lines, read_bytes
+from support.yaml_file import read_yaml
+
+FILES = ("config.yaml", "metrics.jsonl", "train.log")  # the folder of a run has at least one of them
+_LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)", re.MULTILINE)
+
+
+class Run(NamedTuple):
+    """A run. A missing value is None, 0 or empty, as after a start that failed."""
+
+    name: str
+    flags: dict[str, str]
+    loss: list[tuple[int, float]]  # (step, training loss)
+    miou: list[tuple[int, float]]  # (step, mIoU of the validation)
+    best: tuple[int, float] | None  # of `miou`: the highest, the first among equals
+    ious: dict[str, float | None]  # of each class in this validation; None: neither labelled nor predicted
+    steps: str  # done, such as "192", or "30 of 192" in a run that did not end
+    seconds: float
+    images_per_s: float
+    state: str
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the folders of runs: the paths, or the runs in a path. A file, which a shell's * names too, is left out.
+
+    Raises UserError if a path is missing, or is a folder that neither is a run nor has one.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: no such folder: name the folders of runs, such as log/demo")
+        folders = [path, *sorted(path.iterdir())] if path.is_dir() else []
+        runs = [folder for folder in folders if any((folder / name).is_file() for name in FILES)]
+        if folders and not runs:
+            raise UserError(f"{path}: neither a run nor a folder of runs: name the folders of runs, such as log/demo")
+        found |= {folder.resolve(): folder for folder in ([path] if path in runs else runs)}
+    if not found:
+        raise UserError(f"{paths[0]}: a file: name the folders of runs, such as log/demo")
+    return list(found.values())
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Read a run's folder. Missing files, and damaged lines as a killed run leaves them, are left out.
+
+    Raises UserError if config.yaml is there but cannot be read.
+    """
+    flags = _read_flags(folder / "config.yaml")
+    lines = [line for line in json_lines(folder / "metrics.jsonl") if line is not None]
+    best = max((line for line in lines if _is_number(line.get("miou"))), key=lambda line: line["miou"], default=None)
+    rates = [rate for _, rate in _curve(lines, "images_per_s")]
+    steps = max((line["step"] for line in lines), default=0)
+    state, seconds, planned_steps = _read_log(folder / "train.log")
+    return Run(
+        name=name,
+        flags=flags,
+        loss=_curve(lines, "loss"),
+        miou=_curve(lines, "miou"),
+        best=(best["step"], best["miou"]) if best else None,
+        ious=_by_class(best.get("iou"), flags.get("classes", "")) if best else {},
+        steps=str(steps) if state == "done" or steps >= planned_steps else f"{steps} of {planned_steps}",
+        seconds=seconds,
+        images_per_s=statistics.median(rates) if rates else 0.0,
+        state=state if best else f"{state}, no validation",
+    )
+
+
+def _curve(lines: list[dict], name: str) -> list[tuple[int, float]]:
+    """Return (step, value) of the lines that have this value: those of training or those of validation."""
+    return [(line["step"], line[name]) for line in lines if _is_number(line.get(name))]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _by_class(values: Any, classes: str) -> dict[str, float | None]:
+    """Return {name: IoU}. Names are numbers if the file of --classes is gone or fits no more."""
+    values = [value if _is_number(value) else None for value in values] if isinstance(values, list) else []
+    names = [str(number) for number in range(len(values))]
+    with contextlib.suppress(UserError):
+        names = read_classes(classes, len(values)).names
+    return dict(zip(names, values, strict=True))
+
+
+def _read_flags(path: Path) -> dict[str, str]:
+    """Return {flag: value as text} of a config.yaml; {} without one."""
+    if not path.is_file():
+        return {}
+    try:
+        content = read_yaml(path)
+    except UserError as error:
+        raise UserError(f"{error}: repair it, or leave this run out") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected lines 'flag: value': repair it, or leave this run out")
+    return {str(name): value_text(value) for name, value in content.items()}
+
+
+def value_text(value: Any) -> str:
+    """Return a flag's value as in YAML, but numbers in their shortest form, so that 1.0e-3 equals 0.001."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(value_text, value))
+    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    if re.fullmatch(r"[-+]?(\d+\.\d*|\.\d+|\d+)(e[-+]?\d+)?", text, re.IGNORECASE) and not text.isdecimal():
+        return f"{float(text):g}"
+    return text
+
+
+def _read_log(path: Path) -> tuple[str, float, int]:
+    """Return how a run ended, its seconds without the time between two starts, and the steps that it was to do.
+
+    A run that was killed has no last line, nor has one that is still going: both are "not finished".
+    """
+    state, seconds, planned_steps, before = "", 0.0, 0, None
+    text = read_bytes(path, 2**30).decode("utf-8", "replace") if path.is_file() else ""
+    for stamp, line in _LOG_LINE.findall(text):
+        if line.startswith("rank 0, local rank "):  # the first line of each start
+            state, before = "", None
+        with contextlib.suppress(ValueError):  # a damaged line
+            now = datetime.fromisoformat(stamp)
+            seconds += max(0.0, (now - before).total_seconds()) if before else 0.0
+            before = now
+            if match := re.search(r"(\d+) steps in all", line):
+                planned_steps = int(match[1])
+        if line.startswith(("done: ", "stopped by ", "error: ")):
+            state = {"d": "done", "s": "stopped"}.get(line[0], line)
+    return state or "not finished", seconds, planned_steps
