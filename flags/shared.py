@@ -28,7 +28,9 @@ WIDE_HEADS = f"--model_type {', '.join(name for name, is_wide in MODEL_TYPES.ite
 class DataFlags:
     """Data set."""
 
-    dataset: str = flag("ScribblePseudoDsDc", "labels to train on", choices=tuple(MAPS))
+    dataset: str = flag(
+        "ScribblePseudoDsDc", "labels to train on [train.py: found in --dataset_path]", choices=tuple(MAPS)
+    )
     dataset_path: str = flag("", "data set's root folder; other folders are relative to it [the demo]", per_rank=True)
     list_path: str = flag("", "folder of the lists [ImageSets/SegmentationAug or ImageSets/Segmentation; Folder: root]")
     image_path: str = flag("", "folder of the images [JPEGImages; Folder: images]")
@@ -114,9 +116,13 @@ class ModelFlags:
             lambda flags: flags.backbone == "resnet" and flags.layers >= 50,
         ),
     )
-    numclasses: int = flag(21, "classes, background included; 255 = ignore", ge=2, le=255, aliases="num_classes")
+    numclasses: int = flag(
+        21, "classes, background included; 255 = ignore [train.py: found]", ge=2, le=255, aliases="num_classes"
+    )
     classes: str = flag(
-        "", "class names and colours: voc, camvid, cityscapes, ade20k, cocostuff or a FILE [numbers]", per_rank=True
+        "",
+        "class names and colours: voc, camvid, cityscapes, ade20k, cocostuff or a FILE [classes.txt of the data]",
+        per_rank=True,
     )
     background: str = flag(
         "0", "class of the background; none: every class is an object [0; train.py: recipe]", choices=("0", "none")

@@ -96,6 +96,12 @@ def draw_data(root: Path) -> None:
             for folder, source in (sources | {"strokes": f"pascal_2012_scribble/{name}.png"}).items():
                 (root / "MyData" / folder / split).mkdir(parents=True, exist_ok=True)
                 shutil.copy(voc / source, root / "MyData" / folder / split)
+    shutil.copytree(root / "MyData/images", root / "MyObject/images")
+    for path in (root / "MyData/masks").rglob("*.png"):
+        target = root / "MyObject/masks" / path.relative_to(root / "MyData/masks")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.where(np.array(Image.open(path)) > 0, 255, 0).astype(np.uint8)).save(target)
+    (root / "MyObject/classes.txt").write_text("background\ncar\n")
     (voc / "ImageSets/Segmentation").symlink_to("SegmentationAug")
     (voc / "SegmentationClass").symlink_to("SegmentationClassAug")
     (root / "dataset").mkdir()
