@@ -19,7 +19,7 @@ from support.errors import UserError
 from support.shell import PACKAGE, document, python_command
 from support.yaml_file import read_yaml
 
-# Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn).
+# Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn); tools have none.
 MIN_SIMILARITY = 0.82
 SWITCH = ("true", "false")
 
@@ -220,7 +220,8 @@ class FlagReader:
             bare = name.strip("-'").replace("-", "_")
             programs = [reader.program for reader in self.readers.values() if bare in reader.names and reader != self]
             alike = [own for own in self.names if own[0] == bare[:1]]  # bn_momentum is no typo of momentum
-            near = difflib.get_close_matches(bare, alike, n=1, cutoff=MIN_SIMILARITY)
+            cutoff = MIN_SIMILARITY if self.program in self.readers else 0.6
+            near = difflib.get_close_matches(bare, alike, n=1, cutoff=cutoff)
             if bare in self.names and name != f"{prefix}{bare}":  # -batch_size
                 known.append(f"{name}: did you mean {prefix}{bare}?")
             elif programs:

@@ -70,8 +70,10 @@ def find_split(root: Path, dataset: str, paths: Paths, name: str) -> Split:
     return layout.find_split(root, reads, name, maps, **{flag: getattr(paths, flag) for flag in names})
 
 
-def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, is_train: bool) -> list[Sample]:
-    """Return one Sample per image of a split, and add findings about missing and ambiguous files.
+def find_samples(
+    name: str, split: Split, dataset: str, samples: dict[Path, Sample], findings: Findings, *, is_train: bool
+) -> None:
+    """Add a split to `samples`, {image: its Sample}, and findings about missing, ambiguous and shared files.
 
     dataset, is_train: as in required_labels().
     """
@@ -94,7 +96,7 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
     for kind in required:
         for file, ending in _other_labels(split, kind, images):
             findings.add("label-other-ending", file, f"ends in {ending}, not in {split.endings[kind]}")
-    samples, shared, lacking = [], split.in_images, set()
+    shared, lacking = split.in_images, set()
     for key, files in dict(matches).items():
         if not files["image"]:
             findings.add("listed-image-missing", f"{name}: {key}", f"not in {findings.show(split.folders['image'])}")
@@ -108,12 +110,15 @@ def find_samples(name: str, split: Split, dataset: str, findings: Findings, *, i
                 missing = split.folders[kind] / f"{key}{split.endings[kind]}.png"
                 findings.add("image-without-label", files["image"][0], f"no {findings.show(missing)}")
                 lacking.add(split.folders[kind])
+        image = files["image"][0]
         labels = {kind: LabelFacts(paths[0]) for kind, paths in files.items() if kind != "image" and paths}
-        samples.append(Sample((name,), ImageFacts(files["image"][0]), labels))
+        sample = samples.setdefault(image, Sample((), ImageFacts(image), {}))
+        if sample.splits:
+            findings.add("in-two-splits", image, f"{', '.join(sample.splits)} and {name}")
+        sample.splits, sample.labels = (*sample.splits, name), sample.labels | labels
     for folder in sorted(lacking - {split.folders["image"]}):
         for path, note in left_out(folder, ".png").items():
             findings.add("left-out", Path(path), note)
-    return samples
 
 
 def _other_labels(split: Split, kind: str, images: set[str]) -> list[tuple[Path, str]]:
@@ -130,18 +135,6 @@ def _other_labels(split: Split, kind: str, images: set[str]) -> list[tuple[Path,
         if image := next((name[: start.start()] for start in starts if name[: start.start()] in images), ""):
             found.setdefault(name.removeprefix(image), []).append(paths[0])
     return [(path, end) for end, paths in found.items() if len(paths) < len(images) for path in paths]
-
-
-def merge_samples(samples: list[Sample], findings: Findings) -> list[Sample]:
-    """Return one Sample per image file, with all its splits and labels; add findings for images in two splits."""
-    merged: dict[Path, Sample] = {}
-    for sample in samples:
-        other = merged.get(sample.image.path)
-        if other is not None:
-            findings.add("in-two-splits", sample.image.path, f"{', '.join(other.splits)} and {sample.splits[0]}")
-            sample = Sample(other.splits + sample.splits, sample.image, sample.labels | other.labels)
-        merged[sample.image.path] = sample
-    return list(merged.values())
 
 
 def survey(
@@ -171,7 +164,7 @@ def survey(
             missing = dict.fromkeys(missing, f"{place.images}: no images in it ({', '.join(layout.IMAGE_SUFFIXES)})")
     for name, problem in missing.items():
         findings.add("split-missing", name, problem)
-    samples = []
+    samples: dict[Path, Sample] = {}
     for name, split in splits.items():
-        samples += find_samples(name, split, dataset, findings, is_train=name == paths.split_names[0])
-    return list(splits), merge_samples(samples, findings)
+        find_samples(name, split, dataset, samples, findings, is_train=name == paths.split_names[0])
+    return list(splits), list(samples.values())

@@ -13,7 +13,7 @@ import numpy as np
 
 from flags.declare import flag
 from support.labels import IGNORE
-from tools.scribbles.regions import Regions, depth_inside, find_regions, longest_path, skeleton
+from tools.scribbles.regions import depth_inside, find_regions, import_extra, longest_path, skeleton
 
 REACH = 0.9  # share of the way from an end of the skeleton to the border by which a stroke is longer
 SMOOTHNESS = 0.3  # standard deviation of the smoothing, as a share of the median depth along the path
@@ -56,14 +56,14 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
     the result depends on neither the order of images nor the number of processes.
     """
     scribble = np.full(label.shape, IGNORE, np.uint8)
-    regions = find_regions(label, style.min_area)
-    depth = depth_inside(regions.number)
-    rngs = [_rng(seed, name, number) for number in range(len(regions.classes))]
-    drawn = _chosen(regions, depth, [rng.random() for rng in rngs], style)
-    for index, (value, box) in enumerate(zip(regions.classes, regions.boxes, strict=True)):
+    number, classes = find_regions(label, style.min_area)
+    depth, boxes = depth_inside(number), import_extra("scipy.ndimage").find_objects(number)
+    rngs = [_rng(seed, name, index) for index in range(len(classes))]
+    drawn = _chosen(number, classes, depth, [rng.random() for rng in rngs], style)
+    for index, (value, box) in enumerate(zip(classes, boxes, strict=True)):
         if not drawn[index]:
             continue
-        inside = regions.number[box] == index + 1
+        inside = number[box] == index + 1
         pixels = skeleton(inside)
         inner = np.where(inside, depth[box], 0)
         if not len(pixels):  # thinning can use up a region of a few pixels
@@ -81,19 +81,19 @@ def _rng(seed: int, name: str, number: int) -> np.random.Generator:
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "big"), number])
 
 
-def _chosen(regions: Regions, depth: np.ndarray, draws: list[float], style: Style) -> list[bool]:
+def _chosen(number: np.ndarray, classes: list[int], depth: np.ndarray, draws: list[float], style: Style) -> list[bool]:
     """Return which regions get a stroke.
 
     A region is skipped with probability skip ** (d / (THIN * shorter side)), where d is 1 more than its largest depth:
     people skip thin things first. The largest others of each class are drawn, at most `per_class`.
     """
-    count = len(regions.classes)
-    deepest, areas = np.zeros(count + 1), np.bincount(regions.number.ravel(), minlength=count + 1)
-    np.maximum.at(deepest, regions.number.ravel(), depth.ravel())
+    count = len(classes)
+    deepest, areas = np.zeros(count + 1), np.bincount(number.ravel(), minlength=count + 1)
+    np.maximum.at(deepest, number.ravel(), depth.ravel())
     skipped = np.array(draws) < style.skip ** ((deepest[1:] + 1) / (THIN * min(depth.shape)))
-    drawn, left = [False] * count, dict.fromkeys(regions.classes, style.per_class or count)
+    drawn, left = [False] * count, dict.fromkeys(classes, style.per_class or count)
     for index in np.argsort(-areas[1:], kind="stable"):
-        value = regions.classes[index]
+        value = classes[index]
         if not skipped[index] and left[value]:
             drawn[index], left[value] = True, left[value] - 1
     return drawn
