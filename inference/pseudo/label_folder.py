@@ -112,6 +112,7 @@ def label_images(
         each_batch(predictor, loader, sizes, group, label)
     for done in writes:
         done.result()
+    group.barrier()  # each rank reads labels that others have written
 
 
 def share_labelled(labels: list[Path], num_classes: int, group: Group) -> float:
