@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from losses.pixel_pass import CrossEntropy, PixelPass
-from support.errors import in_one_line
 
 log = logging.getLogger("segtrain")
 
@@ -35,9 +34,10 @@ def tested_kernel(device: torch.device) -> Callable[[PixelPass], Tensor] | None:
         expected = [by_bands.run_bands(), by_bands.cross_entropies[0], by_bands.entropy]
         torch.testing.assert_close(actual, expected, rtol=0.01, atol=0.01)  # wide: matrix products may be in TF32
     except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         log.warning(
-            f"the losses run without their Triton kernel, slower: {in_one_line(error)} (it needs Triton, a C compiler, "
-            "Python's headers, and a GPU of compute capability 8.0 or newer)"
+            f"the losses run without their Triton kernel, slower: {reason} (it needs Triton, a C compiler, Python's "
+            "headers, and a GPU of compute capability 8.0 or newer)"
         )
         return None
     return pixel_kernel.run
