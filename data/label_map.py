@@ -109,7 +109,7 @@ def _lines(text: str, chosen: str) -> Iterator[tuple[str, range | None, np.ndarr
         if not words:
             continue
         match = _LINE.fullmatch(words)
-        if not match:
+        if not match or (match[1] == "*" and match[5]):
             raise UserError(f"{where}: expected 'VALUE CLASS', 'FIRST-LAST CLASS' or '* CLASS'")
         first_class, last_class = int(match[4]), int(match[5] or match[4])
         classes = np.arange(first_class, min(last_class, IGNORE + 1) + 1)

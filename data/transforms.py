@@ -11,6 +11,8 @@ import numpy as np
 from support.labels import MEAN_COLOUR
 
 Maps = Mapping[str, np.ndarray]  # {name: map} of a sample
+# Clockwise on the screen, where y points down: a quarter takes (x, y) to (-y, x).
+QUARTER_TURNS = [np.linalg.matrix_power(np.array([[0.0, -1.0], [1.0, 0.0]]), number) for number in range(4)]
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in OpenCV
 # {label map: value outside the image}. Padding never has weight in a loss. Outside, images have MEAN_COLOUR.
 OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
@@ -106,9 +108,7 @@ class TrainTransform:
         # Rotate and scale about the image's centre, turn, flip, then move that centre to its place in the crop.
         # One matrix does all of it, because each resampling would blur the image once more.
         cos, sin = scale * np.cos(angle), scale * np.sin(angle)
-        # Clockwise on the screen, where y points down: a quarter takes (x, y) to (-y, x).
-        quarters = np.linalg.matrix_power([[0, -1], [1, 0]], turns)
-        linear = np.diag([flip_x, flip_y]) @ quarters @ [[cos, -sin], [sin, cos]]
+        linear = np.array([[flip_x], [flip_y]]) * (QUARTER_TURNS[turns] @ [[cos, -sin], [sin, cos]])
         sides = [scale * side for side in ((height, width) if turns % 2 else (width, height))]
         # Crop a larger image anywhere inside; centre a smaller one. Along each axis:
         #
