@@ -30,8 +30,8 @@ from losses.criterion import Criterion
 from losses.upsampling import find_points
 from models import pretrained
 from models.compiled import compile_blocks
-from models.foreground import find_foreground
 from models.layers.norm import synchronize
+from models.lorm import find_foreground
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.labels import MAPS

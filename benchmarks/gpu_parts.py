@@ -20,11 +20,10 @@ from distributed.precision import autocast
 from losses import kernel_choice
 from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
-from models.foreground import find_foreground, foreground_mask
 from models.layers import blocks
 from models.layers.blocks import use_our_layers
 from models.layers.norm import BatchNorm2d, synchronize
-from models.lorm import LoRM
+from models.lorm import LoRM, find_foreground, foreground_mask
 from support.batch import Batch, Foreground
 
 AMPS = ("none", "bf16", "fp16")

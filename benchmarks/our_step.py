@@ -24,7 +24,7 @@ from flags import Config
 from flags.loss_weights import loss_weights
 from losses import criterion as criterion_module
 from losses.upsampling import find_points
-from models.foreground import find_foreground
+from models.lorm import find_foreground
 from support.batch import Batch
 from support.labels import IGNORE, MAPS
 from training.record.metrics import Metrics

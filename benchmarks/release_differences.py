@@ -26,7 +26,7 @@ from data.histogram import count_batch
 from distributed.group import Group
 from distributed.precision import autocast
 from flags import Config, parse_flags
-from models.foreground import find_foreground
+from models.lorm import find_foreground
 from support.batch import Batch
 from support.labels import IGNORE
 from training.data import DEMO_ROOT

@@ -31,9 +31,8 @@ from data.histogram import count_batch
 from distributed.precision import autocast
 from losses.criterion import Criterion
 from models.compiled import compile_blocks
-from models.foreground import find_foreground, foreground_mask
 from models.layers.convolution import Conv2d
-from models.lorm import LoRM
+from models.lorm import LoRM, find_foreground, foreground_mask
 from models.segmenter import Segmenter
 from support.batch import Batch
 from training.optimizers import make_optimizer

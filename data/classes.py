@@ -106,10 +106,9 @@ def _parse(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
 
 
 def voc_colours() -> np.ndarray:
-    """Return PASCAL VOC's colours by class number, (256, 3) uint8 RGB. Its bits are spread over the channels."""
-    numbers = np.arange(256)
-    colours = np.zeros((256, 3), np.uint8)
-    for bit in range(8):
-        for channel in range(3):
-            colours[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
-    return colours
+    """Return PASCAL VOC's colours by class number, (256, 3) uint8 RGB.
+
+    The lowest bit of a number is the highest bit of its red, the next one that of its green, and so on in turn.
+    """
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.hstack([np.packbits(bits[:, channel::3], axis=1) for channel in range(3)])

@@ -28,24 +28,20 @@ LAMBDA_S = math.e
 LAMBDA_C = math.e**6
 
 
-def scribble_distance(
-    label: np.ndarray, lambda_s: float = LAMBDA_S, background: int | None = 0, scale: float = 1.0
-) -> np.ndarray:
+def scribble_distance(label: np.ndarray, background: int | None = 0, scale: float = 1.0) -> np.ndarray:
     """Return the closeness of each pixel to the nearest stroke, (H, W) uint8: 255 on a stroke, falling to 0.
 
-    The value is 255 - trunc(clip(sqrt(lambda_s) * d, 0, 255)). d is the exact Euclidean distance in pixels, * `scale`.
+    The value is 255 - trunc(clip(sqrt(LAMBDA_S) * d, 0, 255)). d is the exact Euclidean distance in pixels, * `scale`.
     label: scribbles (H, W) uint8, 255 = no stroke. background: class whose strokes do not count; None counts all. If no
     stroke counts, the map is 0 everywhere.
     """
-    return 255 - _scaled_distance(is_foreground(label, background), lambda_s * scale**2)
+    return 255 - _scaled_distance(is_foreground(label, background), LAMBDA_S * scale**2)
 
 
-def pseudo_distance(
-    label: np.ndarray, lambda_c: float = LAMBDA_C, background: int | None = 0, scale: float = 1.0
-) -> np.ndarray:
+def pseudo_distance(label: np.ndarray, background: int | None = 0, scale: float = 1.0) -> np.ndarray:
     """Return the distance of each pixel to a pseudo-label's contours, (H, W) uint8: 0 on a contour, rising to 255.
 
-    The value is trunc(clip(sqrt(lambda_c) * d, 0, 255)). d is the exact Euclidean distance in pixels times `scale`.
+    The value is trunc(clip(sqrt(LAMBDA_C) * d, 0, 255)). d is the exact Euclidean distance in pixels times `scale`.
     label: pseudo-label (H, W) uint8, 255 = unlabelled. background: contours outline all other classes together; None
     outlines each class by itself. Contours are 1 pixel wide, also around holes. Without any, the map is 255 everywhere.
     """
@@ -57,7 +53,7 @@ def pseudo_distance(
     for region in regions:
         contours, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(drawn, contours, -1, color=1, thickness=1)
-    return _scaled_distance(drawn > 0, lambda_c * scale**2)
+    return _scaled_distance(drawn > 0, LAMBDA_C * scale**2)
 
 
 def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:

@@ -45,8 +45,7 @@ def check_sample(
     values. Raises UserError if a label is invalid, or if no training or no validation label has a class. Also raises it
     if num_classes is 2 and all training labels contain only 0 and 255.
     """
-
-    smoothed: dict[Path, bool] = {}
+    facts: dict[Path, tuple[list[int], bool]] = {}  # {label: (its values, whether it is_smoothed())}
 
     def read(path: Path) -> tuple[list[int], bool]:
         label = read_label(path, num_classes, label_map)
@@ -55,9 +54,8 @@ def check_sample(
 
     def read_values(images: Files) -> list[list[int]]:
         paths = [files[kind] for files in images for kind in ("label", "pseudo") if kind in files]
-        results = [*mapper(read, paths)]
-        smoothed.update((path, is_smooth) for path, (_, is_smooth) in zip(paths, results, strict=True))
-        return [values for values, _ in results]
+        facts.update(zip(paths, mapper(read, paths), strict=True))
+        return [facts[path][0] for path in paths]
 
     images = [files["image"] for files in [*spread(train), *spread(val)] if "image" in files]
     frames = mapper(lambda path: read_header(path).frames, images)
@@ -71,8 +69,8 @@ def check_sample(
     if is_poor or any(objects_as_255(labels)):  # the sample may miss a rare class
         labels = read_values(train)
         present = set().union(*labels)
-    if paths := [path for path, is_smooth in smoothed.items() if is_smooth]:
-        problem = f"{len(paths)} of {len(smoothed)} labels have interpolated class numbers at borders"
+    if paths := [path for path, (_, is_smooth) in facts.items() if is_smooth]:
+        problem = f"{len(paths)} of {len(facts)} labels have interpolated class numbers at borders"
         log.warning(f"{problem}, as from bilinear resizing or JPEG: {paths[0]} ...: resize masks by nearest neighbour")
     if present == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")

@@ -76,8 +76,6 @@ def read_label_map(chosen: str, num_classes: int | None = None, text: str | None
     if not chosen:
         return None
     text = read_preset("label_map", chosen) if text is None else text
-    table = np.full(NUM_VALUES, UNLISTED, np.uint8)
-    table[IGNORE] = IGNORE
     listed: dict[int, int] = {}
     rest = UNLISTED
     for where, values, classes in _lines(text, chosen):
@@ -89,7 +87,8 @@ def read_label_map(chosen: str, num_classes: int | None = None, text: str | None
         if len(listed) > 2 * NUM_VALUES:
             raise UserError(f"{where}: more than {2 * NUM_VALUES} values: use a line '* CLASS' for the rest")
         listed |= zip(values, np.broadcast_to(classes, len(values)).tolist(), strict=True)
-    table[table == UNLISTED] = rest
+    table = np.full(NUM_VALUES, rest, np.uint8)
+    table[IGNORE] = IGNORE
     others = {value: number for value, number in listed.items() if not 0 <= value < NUM_VALUES}
     for value in listed.keys() - others.keys():
         table[value] = listed[value]
@@ -110,7 +109,7 @@ def _lines(text: str, chosen: str) -> Iterator[tuple[str, range | None, np.ndarr
         if not words:
             continue
         match = _LINE.fullmatch(words)
-        if not match:
+        if not match or (match[1] == "*" and match[5]):
             raise UserError(f"{where}: expected 'VALUE CLASS', 'FIRST-LAST CLASS' or '* CLASS'")
         first_class, last_class = int(match[4]), int(match[5] or match[4])
         classes = np.arange(first_class, min(last_class, IGNORE + 1) + 1)

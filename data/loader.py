@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing.queues
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from data.dataset import EvalSet, TrainSet
 from data.sampler import EvalBatches, TrainSampler
 from support.processes import end_with_parent, num_cores, starting
-from support.signals import ignore_signals
+from support.signals import SIGNALS
 
 
 class Loader(DataLoader):
@@ -69,7 +70,8 @@ def loader_options(
 
 def _start_worker(worker_id: int) -> None:
     """Set up signals, OpenCV and the allocator of a loader worker."""
-    ignore_signals(worker_id)  # Ctrl-C reaches all processes, but the parent decides when to stop
+    for number in SIGNALS:  # Ctrl-C reaches all processes, but the parent, whose last step needs this data, decides
+        signal.signal(number, signal.SIG_IGN)
     # A worker whose result fills the pipe would wait for a killed parent forever.
     end_with_parent()
     # If /dev/shm is too full to hand over a batch, Python drops it and the parent waits forever: exit instead.

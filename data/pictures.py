@@ -82,9 +82,8 @@ def with_legend(picture: np.ndarray, label: np.ndarray, classes: Classes, hidden
 
     picture: (H, W, 3) uint8 RGB. label: class numbers, of any shape; 255 and `hidden` get no name.
     """
-    numbers = [
-        number for number in np.flatnonzero(np.bincount(label.ravel())).tolist() if number not in (IGNORE, hidden)
-    ]
+    present = np.flatnonzero(np.bincount(label.ravel())).tolist()
+    numbers = [number for number in present if number not in (IGNORE, hidden)]
     if not numbers:
         return picture
     height, width = picture.shape[:2]

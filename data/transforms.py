@@ -1,5 +1,6 @@
 """Training transforms: TrainTransform augments an image and its label maps at random; CentreCrop only crops them."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,9 @@ import numpy as np
 
 from support.labels import MEAN_COLOUR
 
+Maps = Mapping[str, np.ndarray]  # {name: map} of a sample
+# Clockwise on the screen, where y points down: a quarter takes (x, y) to (-y, x).
+QUARTER_TURNS = [np.linalg.matrix_power(np.array([[0.0, -1.0], [1.0, 0.0]]), number) for number in range(4)]
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in OpenCV
 # {label map: value outside the image}. Padding never has weight in a loss. Outside, images have MEAN_COLOUR.
 OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
@@ -78,9 +82,7 @@ class TrainTransform:
     jitter: ColourJitter | None = None
     long_side: int = 0
 
-    def __call__(
-        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
-    ) -> Mapping[str, np.ndarray]:
+    def __call__(self, maps: Maps, rng: np.random.Generator, out: Maps | None = None) -> Maps:
         """Return every map of a sample after one random warp and crop: {name: array}; labels keep their values.
 
         maps: {"image": (H, W, 3) uint8, names in OUTSIDE: (H, W) uint8}. The random draws depend on rng and on the
@@ -106,10 +108,7 @@ class TrainTransform:
         # Rotate and scale about the image's centre, turn, flip, then move that centre to its place in the crop.
         # One matrix does all of it, because each resampling would blur the image once more.
         cos, sin = scale * np.cos(angle), scale * np.sin(angle)
-        rows = [(cos, -sin), (sin, cos)]
-        for _ in range(turns):  # a quarter, clockwise on the screen, where y points down: (x, y) becomes (-y, x)
-            rows = [(-rows[1][0], -rows[1][1]), rows[0]]
-        linear = np.array([[flip_x * value for value in rows[0]], [flip_y * value for value in rows[1]]])
+        linear = np.array([[flip_x], [flip_y]]) * (QUARTER_TURNS[turns] @ [[cos, -sin], [sin, cos]])
         sides = [scale * side for side in ((height, width) if turns % 2 else (width, height))]
         # Crop a larger image anywhere inside; centre a smaller one. Along each axis:
         #
@@ -133,16 +132,13 @@ class CentreCrop:
     crop_size: int
     long_side: int = 0
 
-    def __call__(
-        self, maps: Mapping[str, np.ndarray], rng: np.random.Generator, out: Mapping[str, np.ndarray] | None = None
-    ) -> Mapping[str, np.ndarray]:
+    def __call__(self, maps: Maps, rng: np.random.Generator, out: Maps | None = None) -> Maps:
         """Return the centre crop of every map. The arguments are those of TrainTransform; rng is not used."""
         height, width = maps["image"].shape[:2]
         scale = _to_long_side(height, width, self.long_side)
+        shift = [(self.crop_size - 1 - scale * (side - 1)) / 2 for side in (width, height)]  # centre on centre
         if scale == 1:
-            shift = [(self.crop_size - width) // 2, (self.crop_size - height) // 2]  # whole pixels: not resampled
-        else:
-            shift = [(self.crop_size - 1 - scale * (side - 1)) / 2 for side in (width, height)]  # centre on centre
+            shift = [math.floor(pixels) for pixels in shift]  # whole pixels: not resampled
         return _warp(maps, np.column_stack([scale * np.eye(2), shift]), self.crop_size, out)
 
 
@@ -152,14 +148,14 @@ def _to_long_side(height: int, width: int, long_side: int) -> float:
 
 
 def _warp(
-    maps: Mapping[str, np.ndarray],
+    maps: Maps,
     matrix: np.ndarray,
     size: int,
-    out: Mapping[str, np.ndarray] | None = None,
+    out: Maps | None = None,
     *,
     blurred: bool = False,
     recolour: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
-) -> Mapping[str, np.ndarray]:
+) -> Maps:
     """Return every map, warped by the (2, 3) matrix to size x size: the image bilinearly, other maps by nearest pixel.
 
     The results are written to the arrays in `out`, if given. recolour: called with the warped image and with a map that

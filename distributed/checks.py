@@ -126,10 +126,10 @@ def _check_facts(group: Group, facts: dict, remedy: str) -> None:
 def _local_buffers(raw_model: nn.Module) -> set[str]:
     """Return the names of the batch-norm buffers that differ between ranks: all but those of synchronised norms."""
     return {
-        f"{prefix}.{name}" if prefix else name
+        name
         for prefix, module in raw_model.named_modules()
         if hasattr(module, "running_mean") and not getattr(module, "synchronized", False)
-        for name, _ in module.named_buffers(recurse=False)
+        for name, _ in module.named_buffers(prefix, recurse=False)
     }
 
 

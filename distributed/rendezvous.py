@@ -108,7 +108,7 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
         raise UserError(f"rank 0 cannot listen at {host}:{port}: {remedy}; {str(error).splitlines()[0]}") from None
 
 
-def _tcp_store(host: str, port: int, timeout: float, *, is_master: bool) -> dist.Store:
+def _tcp_store(host: str, port: int, timeout: float, *, is_master: bool = False) -> dist.Store:
     # torch for Windows has no libuv; elsewhere USE_LIBUV=0 turns it off, as in torch itself.
     libuv = os.environ.get("USE_LIBUV", "0" if sys.platform == "win32" else "1") == "1"
     wait = timedelta(seconds=timeout)
@@ -128,10 +128,7 @@ def _connect(host: str, port: int, rank: int, deadline: Deadline) -> dist.Store:
 
     # In a thread, because torch waits forever for the answer of a server that is not a store.
     stores: list[dist.Store] = []
-    timeout = deadline.seconds
-    thread = threading.Thread(
-        target=lambda: stores.append(_tcp_store(host, port, timeout, is_master=False)), daemon=True
-    )
+    thread = threading.Thread(target=lambda: stores.append(_tcp_store(host, port, deadline.seconds)), daemon=True)
     thread.start()
     thread.join(ANSWER_SECONDS)
     if not stores:

@@ -1,7 +1,6 @@
 """Bilinear upsampling. Bands of rows are matrix products; single pixels are computed from their four neighbours."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -14,14 +13,15 @@ Number = TypeVar("Number", int, Tensor)
 SPARSE_SHARE = 0.25  # above this share of labelled pixels, a pass over all pixels is as fast
 
 
-@dataclass(frozen=True)
 class Axis:
     """Linear interpolation from `num_in` to `num_out` positions, as F.interpolate does it with align_corners: the first
     and last positions of input and output coincide.
     """
 
-    num_in: int
-    num_out: int
+    def __init__(self, num_in: int, num_out: int):
+        self.num_in, self.num_out = num_in, num_out
+        # Output number `at` lies at _step * at / _denominator among the inputs: integers, so that no rounding adds up.
+        self._step, self._denominator = num_in - 1, max(num_out - 1, 1)
 
     def matrix(self, like: Tensor) -> Tensor:
         """Return the weights (num_out, num_in), exact up to one rounding: output = matrix @ input. Rows sum to 1."""
@@ -44,15 +44,6 @@ class Axis:
     def max_outputs(self) -> int:
         """Return the largest number of outputs that depend on one input."""
         return min(self.num_out, -(-2 * self._denominator // self._step)) if self._step else self.num_out
-
-    # Output number `at` lies at _step * at / _denominator among the inputs: integers, so that no rounding adds up.
-    @property
-    def _step(self) -> int:
-        return self.num_in - 1
-
-    @property
-    def _denominator(self) -> int:
-        return max(self.num_out - 1, 1)
 
 
 def find_points(label: Tensor) -> Tensor | None:

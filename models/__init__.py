@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from models.backbone import Backbone, ResNetBackbone
+from models.backbone import Backbone, Recomputed, ResNetBackbone
 from models.heads import HEADS
 from models.segmenter import Segmenter
 from models.timm_backbone import TimmBackbone
@@ -27,16 +27,18 @@ def build(
 
     name: a key of HEADS. backbone: RESNET, or TIMM followed by timm's name. layers: depth of the ResNet: 18, 34, 50,
     101 or 152. head_init: initialisation of the head and LoRM, "default" (torch's) or "release" (init_as_released()).
-    output_stride: as in TimmBackbone. stride_in_1x1, grad_checkpointing: as in ResNetBackbone. lorm_scope: as in LoRM.
-    options: head_channels, freeze_bn and freeze_backbone, as in Segmenter.
+    output_stride: as in TimmBackbone. stride_in_1x1: as in ResNetBackbone. lorm_scope: as in LoRM.
+    grad_checkpointing: in training, keep only the input of each of the backbone's blocks, and recompute the rest in the
+    backward pass (arXiv:1604.06174). options: head_channels, freeze_bn and freeze_backbone, as in Segmenter.
     """
     head = HEADS[name]
-    common: dict = {"grad_checkpointing": grad_checkpointing}
     if backbone == RESNET:
-        common |= {"dilations": head.dilations, "ceil_mode": head.ceil_mode, "stride_in_1x1": stride_in_1x1}
-        features: Backbone = ResNetBackbone(layers, **common)
+        geometry: dict = {"dilations": head.dilations, "ceil_mode": head.ceil_mode, "stride_in_1x1": stride_in_1x1}
+        features: Backbone = ResNetBackbone(layers, **geometry)
     else:
-        features = TimmBackbone(backbone.removeprefix(TIMM), output_stride=output_stride, **common)
+        features = TimmBackbone(backbone.removeprefix(TIMM), output_stride=output_stride)
+    for block in features.blocks() if grad_checkpointing else ():
+        block.forward = Recomputed(block, draws=backbone != RESNET)
     model = Segmenter(features, head, num_classes, lorm_scope=lorm_scope if name.endswith("_lorm") else None, **options)
     if head_init == "release":
         init_as_released(model)

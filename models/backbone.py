@@ -58,18 +58,11 @@ class ResNetBackbone(Backbone):
 
     depth: 18, 34, 50, 101 or 152. dilations: one per block of layer3 and layer4. ceil_mode: the max pool's.
     stride_in_1x1: put the stride of layer2's first block on its first 1x1 convolution, as in released CDSP weights, not
-    on its 3x3. grad_checkpointing: in training, keep only the input of each residual block and recompute the rest in
-    the backward pass (arXiv:1604.06174).
+    on its 3x3.
     """
 
     def __init__(
-        self,
-        depth: int,
-        *,
-        dilations: Dilations = MULTI_GRID,
-        ceil_mode: bool = True,
-        stride_in_1x1: bool = False,
-        grad_checkpointing: bool = False,
+        self, depth: int, *, dilations: Dilations = MULTI_GRID, ceil_mode: bool = True, stride_in_1x1: bool = False
     ):
         super().__init__()
         import torchvision  # imported here because it takes more than a second
@@ -89,9 +82,6 @@ class ResNetBackbone(Backbone):
             first = self.layer2[0]
             first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
         use_our_layers(self)
-        if grad_checkpointing:
-            for block in self.blocks():
-                block.forward = Recomputed(block, draws=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return features of normalised images (B, C, H, W): layer1's (stride 4), layer2's and layer4's (stride 8)."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models.layers.convolution import Conv2d, for_onednn
 from models.timm_backbone import TimmBackbone
@@ -34,12 +34,8 @@ class FoldedConv(nn.Module):
         super().__init__()
         self.channels, self.kernel_size = conv.out_channels, conv.kernel_size  # DaViT pads by kernel_size
         self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
-        if norm is None:
-            weight, bias = conv.weight.detach().clone(), None if conv.bias is None else conv.bias.detach().clone()
-        else:
-            statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-            fused = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics)  # type: ignore[arg-type]
-            weight, bias = (value.detach() for value in fused)
+        fused = copy.deepcopy(conv) if norm is None else fuse_conv_bn_eval(conv, norm)
+        weight, bias = fused.weight.detach(), fused.bias if fused.bias is None else fused.bias.detach()
         if dtype is not None and weight.dtype == torch.float32:
             weight, bias = weight.to(dtype), bias if bias is None else bias.to(dtype)
         dense = conv.groups == 1 and conv.kernel_size != (1, 1)

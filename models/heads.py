@@ -5,6 +5,7 @@ Dilations are given for stride 8. At other strides they scale, so that they cove
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,15 +29,13 @@ def _conv(in_channels: int, out_channels: int, kernel_size: int, dilation: int =
     return Conv2d(in_channels, out_channels, kernel_size, padding=padding, dilation=dilation, bias=False)
 
 
-def _conv_bn_relu(in_channels: int, out_channels: int, kernel_size: int) -> nn.Sequential:
-    conv = _conv(in_channels, out_channels, kernel_size)
-    return ConvNormReLU(conv, BatchNorm2d(out_channels), nn.ReLU(inplace=True))
-
-
-def _branch(in_channels: int, out_channels: int, kernel_size: int, dilation: int) -> nn.Sequential:
-    """Return a branch of ASPP: convolution, batch norm, ReLU, with the names of the released weights."""
+def _conv_bn_relu(
+    in_channels: int, out_channels: int, kernel_size: int, dilation: int = 1, names: Sequence[str] = ("0", "1", "2")
+) -> nn.Sequential:
+    """Return a convolution as _conv() makes it, batch norm and ReLU, under these names."""
     conv = _conv(in_channels, out_channels, kernel_size, dilation)
-    return ConvNormReLU(OrderedDict(atrous_conv=conv, bn=BatchNorm2d(out_channels), relu=nn.ReLU()))
+    parts = conv, BatchNorm2d(out_channels), nn.ReLU(inplace=True)
+    return ConvNormReLU(OrderedDict(zip(names, parts, strict=True)))
 
 
 class PooledBatchNorm(BatchNorm2d):
@@ -60,11 +59,9 @@ class ASPP(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, rates: tuple[int, int, int], stride: int = 8):
         super().__init__()
-        dilations = [max(1, round(8 * rate / stride)) for rate in rates]
-        self.aspp1 = _branch(in_channels, out_channels, 1, 1)
-        self.aspp2 = _branch(in_channels, out_channels, 3, dilations[0])
-        self.aspp3 = _branch(in_channels, out_channels, 3, dilations[1])
-        self.aspp4 = _branch(in_channels, out_channels, 3, dilations[2])
+        branch = partial(_conv_bn_relu, in_channels, out_channels, names=("atrous_conv", "bn", "relu"))  # as released
+        self.aspp1 = branch(1)
+        self.aspp2, self.aspp3, self.aspp4 = (branch(3, max(1, round(8 * rate / stride))) for rate in rates)
         self.global_avg_pool = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), _conv(in_channels, out_channels, 1), PooledBatchNorm(out_channels), nn.ReLU()
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from support.batch import Foreground
+from support.labels import is_foreground
 
 BLOCK_SCORES = 2**22  # scores of the attention held at a time; fewer would leave a GPU idle
 GROUP_POSITIONS = 4096  # small images are computed together up to this many positions; more would need more memory
@@ -45,12 +46,11 @@ class LoRM(nn.Module):
         once; there is no double backward.
         """
         device, dtype = x.device.type, x.dtype
-        has_autocast = torch.amp.is_autocast_available(device)  # the meta device has none
-        if has_autocast and torch.is_autocast_enabled(device) and dtype != torch.float64:
+        if torch.is_autocast_enabled(device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
         rows = x.flatten(2).transpose(1, 2)  # (B, C, H, W) -> (B, H*W, C)
         # Off, because autocast would choose a type per operation, and here gradients and sums must stay exact.
-        with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
+        with torch.autocast(device, enabled=False):
             total, num_terms = _SumOfSquares.apply(
                 rows.to(torch.float32 if dtype == torch.float16 else dtype),
                 self.gamma,
@@ -58,7 +58,6 @@ class LoRM(nn.Module):
                 *self.key_conv.parameters(),
                 foreground,
                 self.scope == "all",
-                torch.is_grad_enabled(),  # in a Function's forward(), it is always False
             )
         return {"lorm": total} | ({"lorm_terms": num_terms} if self.scope == "all" else {})
 
@@ -81,12 +80,12 @@ class _SumOfSquares(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, gamma, query_weight, query_bias, key_weight, key_bias, foreground, everywhere, has_backward):
+    def forward(ctx, x, gamma, query_weight, query_bias, key_weight, key_bias, foreground, everywhere):
         exact = torch.float64 if x.dtype == torch.float64 else torch.float32
         parameters = (query_weight, query_bias, key_weight, key_bias)
         layers = _Layers(gamma.to(exact), *(_as_matrix(value).to(x.dtype) for value in parameters))
         # Contiguous, because x may be a transposed view, of which no view joins images and positions.
-        grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format) if has_backward else None
+        grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format)
         # zeros_like keeps the parameters' strides: DDP copies gradients with other strides.
         param_grads = [torch.zeros_like(value, dtype=exact) for value in (gamma, *parameters)]
         grads = _Layers(*map(_as_matrix, param_grads))
@@ -94,19 +93,16 @@ class _SumOfSquares(torch.autograd.Function):
         # q and k are convolutions that this class computes as products, so they follow the convolutions' setting.
         with precision_of_convolutions() if x.is_cuda else contextlib.nullcontext():
             for images, group in _groups(foreground, *x.shape[:2]):
-                grad = None if grad_x is None else grad_x[images]
                 if any(group.counts):  # without queries, the products would be of size 0
-                    squares = _Images(x[images], group, layers).squares(grad, grads)
+                    squares = _Images(x[images], group, layers).squares(grad_x[images], grads)
                     total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
                 if everywhere:
                     # y is 0 in the background, so (x - y)^2 is x^2, with the gradient 2 x.
                     background = x[images].flatten(0, 1).index_fill(0, group.positions, 0.0)
-                    if grad is not None:
-                        grad.view_as(background).add_(background, alpha=2)
+                    grad_x[images].view_as(background).add_(background, alpha=2)
                     squares = background.to(exact).square_()
                     total, num_terms = total + squares.sum(), num_terms + torch.count_nonzero(squares)
-        if grad_x is not None:
-            ctx.save_for_backward(grad_x, *param_grads)
+        ctx.save_for_backward(grad_x, *param_grads)
         ctx.mark_non_differentiable(num_terms)
         return total, num_terms
 
@@ -115,7 +111,7 @@ class _SumOfSquares(torch.autograd.Function):
     def backward(ctx, grad_total, _):
         # In place, because memory is at its peak here. By a tensor of one element: a 0-d one would be rounded to bf16.
         scale = grad_total.view(1)
-        return *(grad.mul_(scale) for grad in ctx.saved_tensors), None, None, None
+        return *(grad.mul_(scale) for grad in ctx.saved_tensors), None, None
 
 
 def _as_matrix(parameter: Tensor) -> Tensor:
@@ -142,22 +138,21 @@ class _Images:
         self.grad_query, self.grad_keys = torch.empty_like(self.query), torch.zeros_like(self.keys)
         self.key_dots = self.key_norm.new_zeros(*self.keys.shape[:2], 1)
 
-    def squares(self, grad_x: Tensor | None, grads: _Layers) -> Tensor:
+    def squares(self, grad_x: Tensor, grads: _Layers) -> Tensor:
         """Return (x - y)^2 at the positions, (N, C). Write the gradient of its sum to grad_x; add the layers' to grads.
 
-        grad_x: (B, H*W, C), contiguous, or None: no gradients.
+        grad_x: (B, H*W, C), contiguous.
         """
         first, grad_values = 0, torch.zeros_like(self.values)
         for image, count in enumerate(self.counts):
             for queries in _blocks(count, self.keys.shape[1], first):
-                self._attend(image, queries, None if grad_x is None else grad_values[image], grads)
+                self._attend(image, queries, grad_values[image], grads)
             first += count
-        if grad_x is not None:
-            grad_x.copy_(grad_values[:, : self.num_keys])
-            self._add_gradients(grad_x.flatten(0, 1), grads)
+        grad_x.copy_(grad_values[:, : self.num_keys])
+        self._add_gradients(grad_x.flatten(0, 1), grads)
         return self.residual.square_()
 
-    def _attend(self, image: int, queries: slice, grad_values: Tensor | None, grads: _Layers) -> None:
+    def _attend(self, image: int, queries: slice, grad_values: Tensor, grads: _Layers) -> None:
         """Compute the residual of some queries of an image, and the gradients that need their scores."""
         query, key, values = self.query[queries], self.keys[image], self.values[image]
         # Cosines are at most 1, so their exponentials need no shift.
@@ -168,8 +163,6 @@ class _Images:
         shifted = (exponentials @ values) / sums  # divide after the product, because A in bf16 would be rounded
         rectified = shifted + self.means[image]
         residual = torch.sub(self.rows[queries], self.layers.gamma * rectified, out=self.residual[queries])
-        if grad_values is None:
-            return
         grads.gamma.sub_(2 * (residual * rectified).sum())
         # A x = E x / s with E = exp(S). The gradients of E x, and of the scores S:
         grad_product = (residual * (-2 * self.layers.gamma) / sums).to(values.dtype)
@@ -202,6 +195,24 @@ class _Images:
         """Divide rows by their norm in place; return them and the norms (N, 1)."""
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=self.exact).clamp_min(1e-12)  # as F.normalize
         return x.div_(norm), norm
+
+
+def foreground_mask(pseudo_label: Tensor, size: tuple[int, int], background: int | None = 0) -> Tensor:
+    """Return where the foreground, resized bilinearly to `size`, is above 0: (B, *size) bool.
+
+    pseudo_label: (B, H, W), classes, 255 = unlabelled. Every class but `background` is foreground; None: every class.
+    """
+    foreground = is_foreground(pseudo_label, background)
+    return F.interpolate(foreground.unsqueeze(1).float(), size=size, mode="bilinear", align_corners=True).squeeze(1) > 0
+
+
+def find_foreground(pseudo_label: Tensor, *, size: tuple[int, int], background: int | None = 0) -> Foreground:
+    """Return the Foreground of a pseudo-label (B, H, W) uint8 in CPU memory, at feature maps of this size.
+
+    The loader's workers call this: the number of positions depends on the values, for which a GPU makes the CPU wait.
+    """
+    mask = foreground_mask(pseudo_label, size, background).flatten(1)  # (B, H, W) -> (B, H*W)
+    return Foreground(mask.nonzero()[:, 1].contiguous(), mask.sum(1).tolist())
 
 
 def _groups(foreground: Foreground, num_images: int, num_positions: int) -> Iterator[tuple[slice, Foreground]]:

@@ -40,7 +40,7 @@ TORCHVISION_PARTS |= {"classifier.1.": "head.classifier.2.0.", "classifier.2.": 
 TORCHVISION_PARTS |= {"classifier.4.": "head.classifier.3."}
 WRAPPERS = ("module", "_orig_mod", "model")  # by DistributedDataParallel, torch.compile and most Lightning modules
 AUXILIARY = "aux_classifier."  # torchvision's second head, which only helps to train
-RESNET_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
+RESNET_PARTS = {part: f"backbone.{part}" for part in ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")}
 # {(the last block of a ResNet's layer3, whether blocks have three convolutions): --layers}
 DEPTHS = {(1, False): 18, (5, False): 34, (5, True): 50, (22, True): 101, (35, True): 152}
 STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
@@ -168,7 +168,7 @@ def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, 
     Return (number copied, the model's names without a value, the file's unused names but torchvision's classifiers).
     """
     wanted = {name: (value.shape, value.is_floating_point()) for name, value in model.state_dict().items()}
-    prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released_type(state_dict), CDSP_PARTS)
+    prefixes = {None: {}, TORCHVISION_TYPE: TORCHVISION_PARTS}.get(released_type(state_dict), CDSP_PARTS) | RESNET_PARTS
     renamed = {_our_name(name, prefixes): value for name, value in state_dict.items()}
     fitting = {
         name: value for name, value in renamed.items() if wanted.get(name) == (value.shape, value.is_floating_point())
@@ -181,10 +181,8 @@ def load_weights(model: nn.Module, state_dict: dict[str, Tensor]) -> tuple[int, 
 
 
 def _our_name(name: str, prefixes: dict[str, str]) -> str:
-    for prefix, replacement in prefixes.items():
-        if name.startswith(prefix):
-            return replacement + name.removeprefix(prefix)
-    return f"backbone.{name}" if name.startswith(RESNET_PARTS) else name
+    prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+    return prefixes.get(prefix, "") + name.removeprefix(prefix)
 
 
 def _summarise(names: list[str]) -> str:

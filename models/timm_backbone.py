@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import Backbone, Recomputed
+from models.backbone import Backbone
 from models.layers.blocks import use_our_layers
 from support import shell
 from support.errors import UserError
@@ -28,12 +28,12 @@ class TimmBackbone(Backbone):
     """A timm network without its classifier, with random weights. Its parameters are named body.NAME, with timm's NAME.
 
     name: timm's, such as "resnet50" or "vit_small_patch14_dinov2.lvd142m". output_stride: 8, 16 or 32; 0 means 16 if
-    the network supports it, else its own. grad_checkpointing: as in ResNetBackbone. A network with one stride, such as
-    a ViT, has one map of features; its position embeddings are resized to the image. Raises UserError if timm is
-    missing or lacks the name, or if the network does not support the output stride or images of any size.
+    the network supports it, else its own. A network with one stride, such as a ViT, has one map of features; its
+    position embeddings are resized to the image. Raises UserError if timm is missing or lacks the name, or if the
+    network does not support the output stride or images of any size.
     """
 
-    def __init__(self, name: str, *, output_stride: int = 0, grad_checkpointing: bool = False):
+    def __init__(self, name: str, *, output_stride: int = 0):
         super().__init__()
         self.name, self.output_stride = name, output_stride
         self.facts = _find_facts(name, output_stride)
@@ -42,9 +42,6 @@ class TimmBackbone(Backbone):
         settings: Any = self.body.pretrained_cfg
         self.mean, self.std = (tuple(settings[key]) for key in ("mean", "std"))
         use_our_layers(self.body)
-        if grad_checkpointing:
-            for block in self.blocks():
-                block.forward = Recomputed(block)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return features from the finest (stride 4, or the network's finest if coarser) to the deepest.

@@ -81,10 +81,8 @@ def _read(path: Path, read: Callable[[Path], dict]) -> dict[str, Tensor]:
 
 def _renamed(content: Mapping[str, Tensor], body: nn.Module) -> dict[str, Tensor]:
     """Return the content under the names of `body` if no name of it is known but all shapes agree in order."""
-    names = body.state_dict()
-    if any(name in names for name in content):
-        return dict(content)
-    pairs = list(zip(names.items(), content.values(), strict=False))
-    if len(content) < len(names) or any(value.shape != ours.shape for (_, ours), value in pairs):
-        return dict(content)
-    return {name: value for (name, _), value in pairs}
+    ours = body.state_dict()
+    pairs = zip(ours.values(), content.values(), strict=False)
+    fits = len(content) >= len(ours) and all(mine.shape == value.shape for mine, value in pairs)
+    is_known = any(name in ours for name in content)
+    return dict(zip(ours, content.values(), strict=False)) if fits and not is_known else dict(content)

@@ -6,7 +6,6 @@ with rewritten imports: `from segtrain.flags import Config`. Import hooks or cha
 but pickle, spawned processes, debuggers and type checkers need plain modules.
 """
 
-import ast
 import os
 import re
 import shutil
@@ -59,23 +58,14 @@ def write_package(root: Path, package: Path) -> None:
 
 def rewrite(source: bytes, modules: set[str]) -> bytes:
     """Return a module's source whose imports and printed commands name the root's `modules` as parts of the package."""
-    lines = source.splitlines(keepends=True)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset), reverse=True):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-        if not getattr(node, "level", 0) and any(name.split(".")[0] in modules for name in names):
-            span = slice(node.lineno - 1, node.end_lineno)
-            before, after = lines[span][0][: node.col_offset], lines[span][-1][node.end_col_offset :]
-            lines[span] = [before + _statement(node).encode() + after]
-    programs = "|".join(sorted(modules))
-    text = re.sub(rf"\bpython -m (?=({programs})\b)".encode(), f"python -m {PACKAGE}.".encode(), b"".join(lines))
-    return re.sub(rf"\bpython ({programs})\.py\b".encode(), rf"python -m {PACKAGE}.\1".encode(), text)
-
-
-def _statement(node: ast.Import | ast.ImportFrom) -> str:
-    """Return an import statement of our modules as one of the package's. It binds the same names."""
-    if isinstance(node, ast.ImportFrom):
-        return ast.unparse(ast.ImportFrom(f"{PACKAGE}.{node.module}", node.names, 0))
+    text, names = source.decode(), "|".join(sorted(modules))
     # `import a.b` loads a.b and binds a: no product module has it, nor two modules in one statement (ruff: E401).
-    assert [alias.name.count(".") for alias in node.names] == [0], ast.unparse(node)
-    return ast.unparse(ast.ImportFrom(PACKAGE, node.names, 0))
+    assert not re.search(rf"^ *import ({names})[.,]", text, re.MULTILINE)
+    for old, new in (
+        (rf"^( *)import (?=({names})\b)", rf"\1from {PACKAGE} import "),
+        (rf"^( *)from (?=({names})\b[\w.]* import )", rf"\1from {PACKAGE}."),
+        (rf"\bpython -m (?=({names})\b)", f"python -m {PACKAGE}."),
+        (rf"\bpython ({names})\.py\b", rf"python -m {PACKAGE}.\1"),
+    ):
+        text = re.sub(old, new, text, flags=re.MULTILINE)
+    return text.encode()

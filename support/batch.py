@@ -27,7 +27,7 @@ class Batch:
     (B, H, W) uint8. A map that --dataset does not have is None.
     counts: {name of a map: its counts}, by data.histogram.count_batch().
     points: the labelled pixels of `label`, if they are few, by losses.upsampling.find_points().
-    foreground: the foreground of `pseudo`, if the model needs it, by models.foreground.find_foreground().
+    foreground: the foreground of `pseudo`, if the model needs it, by models.lorm.find_foreground().
     """
 
     image: Tensor

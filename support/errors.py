@@ -49,8 +49,7 @@ class InputError(UserError):
 
 def of_path(error: OSError) -> UserError | None:
     """Return the UserError for a full disk, or a path that the system cannot open; None for a fault of ours."""
-    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
-    name = name if len(name) <= 200 else f"{name[:80]} ... {name[-40:]}"
+    name = shortened(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "", 200)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(f"{name or 'a disk, or /dev/shm'}: {error.strerror}: make room, then start again")
     if error.errno not in UNUSABLE or not name:

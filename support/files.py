@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -152,11 +153,9 @@ def check_writable(folder: Path, flag: str) -> None:
     """
     if folder.suffix.lower() in NO_FOLDER and not folder.is_dir():
         raise UserError(f"{flag} {folder}: ends like a file, but the output is a folder: use {folder.stem}")
-    probe = folder / f".{secrets.token_hex(8)}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}): name another folder") from None
 

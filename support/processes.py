@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from support.errors import UserError
 from support.progress import progress_bar
@@ -96,14 +96,14 @@ def _start_worker() -> None:
 
 def end_with_parent() -> None:
     """Start a thread that ends this child process when its parent has ended, whatever the child waits for."""
-    threading.Thread(target=_wait_for_parent, daemon=True).start()
-
-
-def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent
-    parent.join()
-    os._exit(1)
+
+    def wait_for_parent() -> NoReturn:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
 class ThreadPool(ThreadPoolExecutor):

@@ -34,16 +34,14 @@ def reserve(
     """
     folder, (settings, files) = note.parent, json.loads(json.dumps([settings, files]))
     check_place(folder, flag, inputs)
-    saved = None
+    saved: dict = {}
     if note.is_file():
-        saved = {}
         with contextlib.suppress(ValueError, TypeError):
             saved = dict(json.loads(note.read_text(encoding="utf-8")))
-    known = (saved or {}).pop("files", None)  # earlier versions saved none
+    known = saved.pop("files", None)  # earlier versions saved none
     present = sorted(path for pattern in results for path in folder.glob(pattern) if path.is_file())
-    if present and saved is None:
+    if present and not note.is_file():
         raise UserError(f"{flag} {folder}: has {present[0]}, which {program} did not write: name another folder")
-    saved = saved or {}
     differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
     if differ and present and not overwrite:
         raise UserError(

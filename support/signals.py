@@ -34,12 +34,6 @@ class StopRequest:
         return bool(self.reason)
 
 
-def ignore_signals(worker_id: int) -> None:
-    """Ignore SIGNALS in a DataLoader worker. Ctrl-C reaches the workers too, but the last step needs their data."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def terminate_on_signals() -> None:
     """Make SIGTERM and SIGUSR1 raise Terminated in the main thread, unless they are ignored or handled already."""
 

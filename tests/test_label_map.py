@@ -63,6 +63,7 @@ def test_lines_of_a_file(tmp_path):
     ("text", "message"),
     [
         ("1 0\n2", r"map\.txt line 2: '2': expected 'VALUE CLASS'"),
+        ("1 0\n* 1-2", r"line 2: '\* 1-2': expected 'VALUE CLASS', 'FIRST-LAST CLASS' or '\* CLASS'"),
         ("1 254", "a class is 0 to 253, or 255"),
         ("* 255", "gives no class, so that nothing is labelled"),
         ("1-3 0-1", r"3 value\(s\), but 2 class\(es\)"),

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from models import lorm
-from models.foreground import find_foreground, foreground_mask
-from models.lorm import LoRM
+from models.lorm import LoRM, find_foreground, foreground_mask
 from support.batch import Foreground
 
 SHARES = {"some": (0.4, 0.6), "one image without": (0.0, 0.5), "none": (0.0, 0.0), "all": (1.0, 1.0)}

@@ -9,9 +9,8 @@ from torch import nn
 
 import models
 from flags.shared import MODEL_TYPES
-from models.foreground import find_foreground, foreground_mask
 from models.heads import ASPP
-from models.lorm import LoRM
+from models.lorm import LoRM, find_foreground, foreground_mask
 from models.pretrained import load_weights
 from support.batch import Foreground
 

@@ -23,7 +23,7 @@ from distributed.group import Group
 from flags import parse_flags
 from inference.predictor import Predictor
 from inference.pseudo.random_walk import best_class
-from models.foreground import foreground_mask
+from models.lorm import foreground_mask
 from support.errors import UserError
 from tools.split import split
 from training import checkpoint, checkpoint_content

@@ -139,7 +139,6 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
     label_map: applied to the file's values. Raises InputError if the file cannot be decoded, is a JPEG, has colours
     instead of one channel, or has another value.
     """
-
     with files.opened(path, files.MASK) as image:
         files.check_mask(path, image)
         label, mode = label_values(image)

@@ -1,5 +1,7 @@
 """torchvision's residual blocks and conv-norm-ReLU, which keep less for the backward pass (models.layers.fused)."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from models.layers.conv_norm import conv_norm, norm_relu_conv_norm_add_relu, saves_time
@@ -13,11 +15,10 @@ class ConvNormReLU(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         conv, norm, relu = self
-        x = conv(x)
         if not is_fusable(norm):
-            return relu(norm(x))
+            return relu(norm(conv(x)))
         assert isinstance(norm, BatchNorm2d)
-        return norm_relu(x, norm)
+        return norm_relu(conv(x), norm)
 
 
 class BasicBlock(nn.Module):
@@ -28,18 +29,16 @@ class BasicBlock(nn.Module):
     bn1: BatchNorm2d
     bn2: BatchNorm2d
     relu: nn.ReLU
-    downsample: nn.Sequential | None
+    downsample: Any  # nn.Sequential of a 1x1 convolution and a batch norm, or None
 
     def shortcut(self, x: Tensor) -> Tensor:
         """Return what the block adds to its result: x, or its 1x1 convolution and batch norm."""
         if self.downsample is None:
             return x
         conv, norm = self.downsample
-        if not is_fusable(norm):
+        if not is_fusable(norm) or not saves_time(x, conv):
             return self.downsample(x)
-        assert isinstance(conv, nn.Conv2d)
-        assert isinstance(norm, BatchNorm2d)
-        return conv_norm(x, conv, norm) if saves_time(x, conv) else self.downsample(x)
+        return conv_norm(x, conv, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)
