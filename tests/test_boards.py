@@ -7,13 +7,12 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from conftest import finish, flags, read_metrics, start_group, succeed
+from conftest import FAULTS, finish, flags, read_metrics, start_group, succeed
 
 from flags import parse_flags
 from support.errors import UserError
 from training.record.boards import WandB
 
-FAULTS = "tests/train_with_fault.py"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
 
 
@@ -83,8 +82,7 @@ def test_wandb_has_the_numbers_of_metrics_jsonl_in_one_run_also_after_a_stop(
     pytest.importorskip("wandb", reason="wandb is not installed (pip install -e '.[wandb]')")
     words = demo_flags(name="x", epochs=4, workers=1, wandb=True, report_training_batch_acc=True)
     words += [] if processes == 1 else ["--distributed"]
-    results = finish(start_group(processes, [fault, "0", *words], tmp_path, FAULTS, **OFFLINE))
-    assert [result[0] for result in results] == [status] * processes, results
+    results = finish(start_group(processes, [fault, "0", *words], tmp_path, FAULTS, **OFFLINE), status=status)
     assert not any("Traceback" in stderr for _, _, stderr in results)
     succeed(start_group(processes, [*words, "--resume", "auto"], tmp_path, **OFFLINE))
     folder = tmp_path / "x"

@@ -8,6 +8,8 @@ import annotated
 import numpy as np
 import pytest
 from annotated import Picture, draw_pictures
+from conftest import contents
+from faulty_data import exif
 from PIL import Image
 from test_convert import convert, drawn, mask_of
 
@@ -15,10 +17,6 @@ from data.classes import read_classes
 from support.errors import UserError
 from tools.convert import output
 from tools.convert.__main__ import main
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -191,16 +189,14 @@ def test_exif_turns_an_image_and_its_mask(tmp_path):
     """LabelMe and this converter both see the turned image."""
     picture = Picture("a", np.zeros((6, 4, 3), np.uint8), [("cat", "box", [0, 0, 4, 2])])
     annotated.write_labelme(tmp_path / "in", [picture])
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees: the file has 4 rows of 6 pixels
-    Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(tmp_path / "in/a.png", exif=exif)
+    Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(tmp_path / "in/a.png", exif=exif(6))  # 4 rows of 6 pixels
     assert convert("labelme", tmp_path / "in", tmp_path / "out") == 0
     assert mask_of(tmp_path / "out", "a").tolist() == [[1] * 4] * 2 + [[0] * 4] * 4
 
 
 @pytest.mark.parametrize("kind", ["labelme", "coco", "cvat", "yolo", "labelstudio"])
 def test_pixels_and_images_without_a_label_are_said(tmp_path, capsys, kind):
-    """D15, D11: cat covers 5 and dog 2 of 10 columns; an export that declares classes may have no shape at all."""
+    """Cat covers 5 and dog 2 of 10 columns; an export that declares classes may have no shape at all."""
     shapes = [
         (name, "polygon", [[x, 0], [x + n, 0], [x + n, 4], [x, 4]]) for name, x, n in (("cat", 0, 5), ("dog", 6, 2))
     ]

@@ -44,11 +44,10 @@ def test_damaged_file_beside_a_checkpoint_is_one_warning(demo_run, expected, cap
 @pytest.mark.parametrize(
     ("owner", "named"),
     [
-        ("torch.utils.tensorboard.SummaryWriter.__init__", "TensorBoard"),
-        ("torch.utils.tensorboard.SummaryWriter.add_scalar", "TensorBoard"),
-        ("torch.utils.tensorboard.SummaryWriter.add_image", "TensorBoard"),
-        ("torch.utils.tensorboard.SummaryWriter.flush", "TensorBoard"),
-        ("torch.utils.tensorboard.SummaryWriter.close", "TensorBoard"),
+        *(
+            (f"torch.utils.tensorboard.SummaryWriter.{name}", "TensorBoard")
+            for name in ("__init__", "add_scalar", "add_image", "flush", "close")
+        ),
         ("inference.scoring.panel", "pictures of the validation"),
         ("train.draw_samples", "augmented.jpg"),
         ("inference.report.page", "report.html"),

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_same_run, start_group, succeed
+from conftest import DENSE, assert_same_run, start_group, succeed
 from test_models import foreground
 from torch import nn
 
@@ -18,7 +18,6 @@ from training import checkpoint
 from utils import get_model
 
 PARTS = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]
-DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}
 
 
 def build(layers: int, **options) -> Segmenter:

@@ -5,7 +5,7 @@ import shlex
 import cv2
 import numpy as np
 import pytest
-from conftest import finish, flags, one_line_each, start_group
+from conftest import DENSE, finish, flags, one_line_each, start_group
 from faulty_data import Drawn, label, picture
 from PIL import Image
 
@@ -46,16 +46,8 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
     drawn = Drawn(tmp_path / "my data", image="pictures", mask="gt")
     for name in ("train/a", "train/b", "val/a", "val/b"):
         drawn.pair(name, picture("one", HEIGHT, WIDTH), stripes(0, 255))
-    folders = {"image_path": "pictures", "train_path": "gt", "val_path": "gt"}
-    words = flags(
-        dataset_path=drawn.root,
-        numclasses=2,
-        logdir=tmp_path / "log",
-        batchsize=1,
-        dataset="Folder",
-        model_type="res50_ASPP",
-        **folders,
-    )
+    data = DENSE | {"dataset": "Folder", "image_path": "pictures", "train_path": "gt", "val_path": "gt"}
+    words = flags(**data, dataset_path=drawn.root, numclasses=2, logdir=tmp_path / "log", batchsize=1)
     results = finish(start_group(2, words, tmp_path))
     problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
     one_line_each(results, problem)
@@ -87,7 +79,7 @@ def test_a_number_of_classes_that_labels_do_not_need_is_told(tmp_path, warnings)
     assert warnings(draw(tmp_path, masks), [], 4) == []
 
 
-def test_d1_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
+def test_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
     mixed = [stripes(0, 255), *[stripes(0, 1)] * 3, stripes(0, 2)]
     (line,) = warnings(draw(tmp_path, mixed), [], 3)
     assert line.startswith("1 of 5 training labels hold only 0 and 255 (ignored), the others have no 255")
@@ -97,7 +89,7 @@ def test_d1_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
 
 
 @pytest.mark.parametrize("values", [(1, 255), (0,), (1,)])
-def test_d12_training_labels_of_one_class_are_named(tmp_path, warnings, values):
+def test_training_labels_of_one_class_are_named(tmp_path, warnings, values):
     (line,) = warnings(draw(tmp_path, [stripes(*values)]), [], 2)
     assert line.startswith(f"the training labels hold only class {values[0]}")
 

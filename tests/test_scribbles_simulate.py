@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import contents
 from PIL import Image
 from test_scribbles import random_mask
 
@@ -31,10 +32,6 @@ def masks(tmp_path_factory) -> Path:
 
 def simulate(masks: Path, out: Path, *words: str) -> int:
     return main(["simulate", str(masks), str(out), "--workers", "0", "--min_area", "30", *words])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_files_do_not_depend_on_processes_or_on_other_masks(masks, tmp_path, capsys):

@@ -42,10 +42,6 @@ def test_rare_classes_are_divided_as_the_share_says():
         assert (rare & in_val).sum() == 1
 
 
-def test_each_part_has_at_least_one_group():
-    assert split(["a", "b", "c"], ["a", "b", "c"], np.ones((3, 1), bool), 0.01, 0).sum() == 1
-
-
 def test_groups_stay_together_and_the_lists_are_read(tmp_path):
     rng = np.random.default_rng(2)
     names = [f"patient{patient}/slice_{number}" for patient in range(8) for number in range(4)]

@@ -101,7 +101,7 @@ def test_maps_warped_together_equal_each_warped_by_itself(others):
 
 
 def test_rotations_flips_and_turns_come_as_often_as_they_should():
-    """Audit B3. Of 400 matrices 200 are rotated; of 800 each of the 8 symmetries has 100; bounds are 4 deviations."""
+    """Of 400 matrices 200 are rotated; of 800 each of the 8 symmetries has 100; bounds are 4 deviations."""
     rng, transform = np.random.default_rng(0), TrainTransform(8, rotation=0, flip_vertical=True, quarter_turns=True)
     linear = [transform._matrix(8, 8, rng)[:, :2] for _ in range(800)]
     linear = [np.rint(matrix / np.abs(matrix).max()).astype(int) for matrix in linear]
@@ -201,7 +201,7 @@ def test_batch_is_its_samples_and_what_is_derived_from_them(train_set):
     assert batch.points.tolist() == [sample["image"].max() for sample in samples]
 
 
-def test_d9_computed_distance_is_0_on_padding(train_set):
+def test_computed_distance_is_0_on_padding(train_set):
     train_set.transform = TrainTransform(400, blur=0.0)  # wider than any scaled demo image: there is padding
     sample = train_set[0, 0]
     assert set(sample) == {"image", "label", "pseudo", "distance_s", "distance_c"}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import flags
+from conftest import ALONE, flags
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import data.demo
@@ -23,7 +23,6 @@ from training.data import DEMO_ROOT, prepare_demo_data
 from training.settle import read_start_weights
 
 CPU = torch.device("cpu")
-ALONE = Group(CPU)
 
 
 def cfg(demo_root, **values) -> Config:
@@ -119,7 +118,7 @@ def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
 
 @pytest.mark.parametrize("background", ["0", "none"])
 def test_distance_maps_stored_and_computed_give_the_same_batch(demo_root, tmp_path, background):
-    """Audit B2: both are made at the image's own size, and the same warp moves them."""
+    """Both are made at the image's own size, and the same warp moves them."""
     for source, folder, out in (("scribbles", "pascal_2012_scribble", "s"), ("pseudo", "bmp_pseudolabel", "c")):
         words = [f"--{source}", demo_root / folder, "--out", tmp_path / out, "--background", background]
         distance_main([str(word) for word in words])
@@ -153,7 +152,7 @@ def test_batches_are_the_same_from_workers_and_come_in_shared_memory(demo_root, 
         assert all(values.is_shared() for values in tensors(theirs))
 
 
-def test_c3_only_the_counts_of_a_batch_stay_in_cpu_memory(demo_root, monkeypatch):
+def test_only_the_counts_of_a_batch_stay_in_cpu_memory(demo_root, monkeypatch):
     batch = next(iter(utils.get_loader(cfg(demo_root), "train", ALONE)))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda values: values.to("meta"))
     batch = dataclasses.replace(batch, points=torch.zeros(1))
@@ -175,12 +174,9 @@ def test_model_follows_its_flags(demo_root):
     same, _ = utils.get_model(cfg(demo_root, seed=1), ALONE)
     other, _ = utils.get_model(cfg(demo_root, seed=2), ALONE)
     assert (same.backbone.conv1.weight != other.backbone.conv1.weight).any()
-    # ImageNet's 0.485, 0.456, 0.406 and 0.229, 0.224, 0.225, times 255
-    assert model.mean.flatten().tolist() == pytest.approx([123.675, 116.28, 103.53])
-    assert model.std.flatten().tolist() == pytest.approx([58.395, 57.12, 57.375])
 
 
-def test_a18_only_rank_0_loads_start_weights(demo_root, caplog):
+def test_only_rank_0_loads_start_weights(demo_root, caplog):
     caplog.set_level("DEBUG", "segtrain")
     for rank in (0, 1):
         group = Group(CPU, rank=rank, world_size=2)
@@ -198,7 +194,7 @@ def test_a18_only_rank_0_loads_start_weights(demo_root, caplog):
         (101, "coco", "deeplabv3_resnet101_coco-586e9e4e.pth", "DeepLabV3_ResNet101_Weights.COCO_WITH_VOC_LABELS_V1"),
     ],
 )
-def test_b4_downloaded_weights_are_the_version_named(demo_root, monkeypatch, caplog, layers, pretrained, file, name):
+def test_downloaded_weights_are_the_version_named(demo_root, monkeypatch, caplog, layers, pretrained, file, name):
     urls: list[str] = []
 
     def download(url: str, **_) -> dict[str, torch.Tensor]:
