@@ -103,16 +103,12 @@ def test_a_gpu_without_bf16_trains_in_float32_and_one_warning_names_fp16(monkeyp
     assert ["--amp fp16" in line for line in caplog.messages] == [True]
 
 
-def state_of(model: nn.Module, scaler: LossScaler, kind: type[torch.optim.SGD] = torch.optim.SGD) -> TrainState:
-    return TrainState(model, model, kind(model.parameters(), lr=0.1), scaler)
-
-
 @pytest.mark.parametrize("kind", [torch.optim.SGD, FusedSGD])
 def test_scaler_counts_the_steps_that_it_skips(kind):
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     scaler = LossScaler(CPU, enabled=True)
-    state = state_of(model, scaler, kind)
+    state = TrainState(model, model, kind(model.parameters(), lr=0.1), scaler)
     # The gradient is `value`: an infinite one skips the step and halves the scale, which starts at 2 ** 16.
     inf = float("inf")
     expected = [(1.0, 2**16, 0, 0), (inf, 2**15, 1, 1), (inf, 2**14, 2, 2), (1.0, 2**14, 2, 0), (inf, 2**13, 3, 1)]

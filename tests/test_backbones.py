@@ -1,6 +1,7 @@
 """Networks of timm as backbones: timm's features, every parameter trained, weights from files, runs that resume."""
 
 import struct
+from unittest import mock
 
 import pytest
 import torch
@@ -162,14 +163,9 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
         broken.write_bytes(content)
         with pytest.raises(UserError, match="not a whole safetensors file"):
             read_timm_weights(body, str(broken), checkpoint.read)
-
-    def no_network(*args, **options):
-        raise OSError("no route to the host")
-
-    monkeypatch.setattr("models.timm_weights.create", no_network)
-    with pytest.raises(
-        UserError, match=r"no route to the host\): connect to the network, give a FILE, or use --pretrained none"
-    ):
+    monkeypatch.setattr("models.timm_weights.create", mock.Mock(side_effect=OSError("no route to the host")))
+    said = r"no route to the host\): connect to the network, give a FILE, or use --pretrained none"
+    with pytest.raises(UserError, match=said):
         read_timm_weights(body, "imagenet", checkpoint.read)
 
 

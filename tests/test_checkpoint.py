@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -135,10 +136,7 @@ def test_write_goes_on_in_the_background_from_a_copy(tmp_path, monkeypatch):
 
 
 def test_any_error_of_the_writing_thread_is_raised_at_the_next_call(tmp_path, monkeypatch):
-    def fail(content):
-        raise RuntimeError("torch.save failed")
-
-    monkeypatch.setattr(checkpoint, "to_bytes", fail)
+    monkeypatch.setattr(checkpoint, "to_bytes", mock.Mock(side_effect=RuntimeError("torch.save failed")))
     writer = checkpoint.Writer()
     writer.save(content(1), [tmp_path / "last.pt"], {})
     with pytest.raises(RuntimeError, match=r"torch\.save failed"):

@@ -222,9 +222,8 @@ def test_sections_stages_and_the_command_line(tmp_path):
 def test_dashes_equal_underscores_and_switches_have_a_no():
     cfg = parse_flags([*DATA, "--grad-checkpointing", "--local-rank", "1", "--no-distributed"])
     assert (cfg.grad_checkpointing, cfg.local_rank, cfg.distributed, cfg.notes) == (True, 1, False, [])
-    assert parse_flags(DATA).distributed is None
-    assert parse_flags([*DATA, "--distributed"]).distributed is True
-    assert parse_flags([*DATA, "--no_distributed"]).distributed is False
+    for words, value in (([], None), (["--distributed"], True), (["--no_distributed"], False)):
+        assert parse_flags([*DATA, *words]).distributed is value
 
 
 def test_saved_config_repeats_the_run(tmp_path):

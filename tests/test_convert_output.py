@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from unittest import mock
 
 import annotated
 import numpy as np
@@ -213,14 +214,10 @@ def test_pixels_and_images_without_a_label_are_said(tmp_path, capsys, kind):
         convert(kind, tmp_path / "empty", tmp_path / "none")
 
 
-def no_link(*_):
-    raise OSError(18, "Invalid cross-device link")
-
-
 def test_processes_write_the_same_and_copy_where_links_fail(tmp_path, monkeypatch):
     source = annotated.write_cvat(tmp_path / "in", draw_pictures(17, kinds="polygon mask"))
     convert("cvat", source, tmp_path / "one")
-    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(18, "Invalid cross-device link")))
     convert("cvat", source, tmp_path / "two")  # in this process: others may not inherit the patch
     convert("cvat", source, tmp_path / "three", "--workers", "2")
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")

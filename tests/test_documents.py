@@ -10,23 +10,12 @@ from conftest import REPO
 from documents import DOCUMENTS, program_of, shown
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-from data import distance
 from flags import parse_flags
 from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO, READER
-from tools import split
-from tools.check import __main__ as check
-from tools.convert import __main__ as convert
-from tools.scribbles import __main__ as scribbles
 from tools.scribbles import pipeline as scribble_pipeline
 
 READERS = {reader.program: reader for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)}
-PARSERS = {
-    "tools.check": check.parser,
-    "tools.convert": convert.parser,
-    "tools.scribbles": scribbles.parser,
-    "tools.split": split.parser,
-    "data.distance": distance.parser,
-}
+PARSERS = {title.removeprefix("python -m "): parser for title, parser in cli_reference.PARSERS}
 # Flags in the documents that no program of ours and not torchrun declares.
 OTHER_FLAGS = {"help", "config", "stage", "processes", "use_env", "no_NAME"}
 
@@ -47,7 +36,7 @@ def test_command_is_read_by_its_program(command, monkeypatch):
     elif program in READERS:
         READERS[program].command_line(flags)
     elif program in PARSERS:
-        PARSERS[program]().parse_args(flags)
+        PARSERS[program].parse_args(flags)
     elif words[0] == "make":
         assert words[1] in re.findall(r"^(\w+(?:-\w+)?):", (REPO / "Makefile").read_text(), re.MULTILINE)
     else:
@@ -64,7 +53,7 @@ def test_every_flag_named_in_the_documents_exists(path):
     text = re.sub(r"`(pip|docker|srun|sbatch|kubectl|wandb) [^`]*`", "", text)
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     known = {name for reader in READERS.values() for name in (*reader.flags, *reader.aliases)}
-    parsers = [*(parser() for parser in PARSERS.values()), torchrun_parser(), scribble_pipeline.parser()]
+    parsers = [*PARSERS.values(), torchrun_parser(), scribble_pipeline.parser()]
     known |= {action.dest for parser in parsers for action in parser._actions}
     assert named - known - {f"no_{name}" for name in known} - OTHER_FLAGS == set()
 

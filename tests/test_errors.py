@@ -18,7 +18,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, finish, flags, one_line_each, start
+from conftest import REPO, flags
 from PIL import Image
 
 import train
@@ -56,9 +56,6 @@ def nothing(data: Path) -> None:
     pass
 
 
-TRUNCATED = "demo_0002.jpg: not a whole, readable image"
-
-
 # What is done to the data, the flags, and what the line names.
 @pytest.mark.parametrize(
     ("spoil", "words", "named"),
@@ -66,7 +63,7 @@ TRUNCATED = "demo_0002.jpg: not a whole, readable image"
         (shutil.rmtree, "", "data: no such folder"),
         (remove("ImageSets/SegmentationAug/val.txt"), "", "val.txt: no such list"),
         (remove("JPEGImages/demo_0002.jpg"), "", "train.txt: 'demo_0002': no such image in"),
-        (truncate, "", TRUNCATED),
+        (truncate, "", "demo_0002.jpg: not a whole, readable image"),
         (
             draw("pascal_2012_scribble/demo_0002.png", (120, 160), 37),
             "--numclasses 11",
@@ -111,12 +108,6 @@ def test_only_errors_that_name_a_path_are_one_line(capsys):
     for error in ((errno.EIO,), (errno.EBADF, "x"), (errno.ENOENT, "x")):  # our own bugs leave with a traceback
         with pytest.raises(OSError, match=os.strerror(error[0])):
             program.run(lambda error=error: fail(*error))
-
-
-def test_fault_in_a_loader_worker_is_named_in_one_line(data, tmp_path):
-    truncate(data)
-    words = flags(dataset_path=data, logdir=tmp_path / "log", workers=2)
-    one_line_each(finish([start(words, tmp_path)]), TRUNCATED)
 
 
 def test_weights_of_another_model_are_refused(demo_run, tmp_path):

@@ -1,6 +1,7 @@
 """What accompanies training never ends it: each failure is one warning, and the weights stay the same."""
 
 import errno
+from unittest import mock
 
 import pytest
 import torch
@@ -58,10 +59,7 @@ def test_damaged_file_beside_a_checkpoint_is_one_warning(demo_run, expected, cap
     ],
 )
 def test_failure_beside_training_is_one_warning(demo_run, expected, capsys, monkeypatch, owner, named):
-    def fail(*args, **options) -> None:
-        raise FULL
-
-    monkeypatch.setattr(owner, fail)
+    monkeypatch.setattr(owner, mock.Mock(side_effect=FULL))
     folder = demo_run(epochs=2, schedule="constant")
     assert len(found := warnings(capsys, named)) == 1
     assert "No space left on device" in found[0]

@@ -3,6 +3,7 @@
 import os
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -107,13 +108,9 @@ def test_variables_that_an_earlier_command_left_are_named(monkeypatch):
 
 
 def test_errors_carry_the_rank_under_any_launcher(monkeypatch, capsys):
-
-    def fail() -> None:
-        raise UserError("nothing works")
-
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
-    assert program.run(fail) == 2
+    assert program.run(mock.Mock(side_effect=UserError("nothing works"))) == 2
     assert capsys.readouterr().err == "error (rank 9): nothing works\n"
 
 

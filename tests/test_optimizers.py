@@ -1,6 +1,7 @@
 """SGD and AdamW in one kernel, as on CUDA: steps of the plain ones, exchangeable states; and groups of parameters."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -110,10 +111,8 @@ def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_where_the_fused_kernel_fails_the_plain_ones_are_taken(name, monkeypatch, caplog):
-    def fail(*args, **options):
-        raise RuntimeError("CUDA error: no kernel image is available")
-
-    monkeypatch.setattr(torch, f"_fused_{name}_", fail)
+    error = RuntimeError("CUDA error: no kernel image is available")
+    monkeypatch.setattr(torch, f"_fused_{name}_", mock.Mock(side_effect=error))
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.ones(2)
     optimizer = make_optimizer(name, [{"params": [weight], "lr_factor": 2.0}], fused=True, lr=0.1)
