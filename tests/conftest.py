@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -23,6 +24,7 @@ import train
 from data.demo import draw_dataset
 from distributed.group import Group
 from flags import as_dict, parse_flags
+from support.errors import UserError
 
 REPO = Path(__file__).parent.parent
 FAULTS, FLOAT64 = "tests/train_with_fault.py", "tests/train_float64.py"  # programs, for start()
@@ -260,6 +262,11 @@ def count_lines(path: Path) -> int:
 
 def errors_of(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("error")]
+
+
+def refused(named: str):
+    """The user's error is one line that has this text."""
+    return pytest.raises(UserError, match=rf"\A.*{re.escape(named)}.*\Z")
 
 
 def one_line_each(results, named: str) -> None:

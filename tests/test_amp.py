@@ -5,17 +5,7 @@ import shutil
 import chaos
 import pytest
 import torch
-from conftest import (
-    FAULTS,
-    assert_same_run,
-    finish,
-    one_line_each,
-    read_metrics,
-    run_train,
-    start,
-    start_group,
-    succeed,
-)
+from conftest import DENSE, FAULTS, assert_same_run, finish, one_line_each, read_metrics, start, start_group, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -124,10 +114,9 @@ def test_scaler_counts_the_steps_that_it_skips(kind):
     assert resumed.counts.tolist() == [2**13, 3, 1]
 
 
-def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_root, tmp_path):
-    words = {"dataset_path": demo_root, "logdir": tmp_path, "dataset": "Dense", "model_type": "res50_ASPP"}
-    words |= {"crop_size": 17}
-    folder = run_train(**words, amp="fp16", log_interval=2)
+def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_run):
+    words = DENSE | {"crop_size": 17}
+    folder = demo_run(**words, amp="fp16", log_interval=2)
     lines = read_metrics(folder, "train")
     assert [line["step"] for line in lines] == [2, 4]
     for line in lines:
@@ -138,15 +127,13 @@ def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_root, tmp_path):
     board.Reload()
     for name in ("loss_scale", "skipped_steps"):
         assert [event.value for event in board.Scalars(f"train/{name}")] == [line[name] for line in lines]
-    assert "loss_scale" not in read_metrics(run_train(**words, name="plain"), "train")[0]
+    assert "loss_scale" not in read_metrics(demo_run(**words, name="plain"), "train")[0]
 
 
 def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
     """Gradients of 1e30 times their size overflow fp16 at any scale; the loss itself, in float32, does not."""
-    words = demo_flags(
-        dataset="Dense", model_type="res50_ASPP", crop_size=17, amp="fp16", l_seg=1e30, batchsize=1, epochs=18,
-        name="x", val_epoch_frequency=0,
-    )  # fmt: skip
+    values = DENSE | {"crop_size": 17, "amp": "fp16", "l_seg": 1e30}
+    words = demo_flags(**values, batchsize=1, epochs=18, name="x", val_epoch_frequency=0)
     results = finish(start_group(2, words, tmp_path))
     one_line_each(
         results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, up to step {MAX_SKIPPED}, were skipped"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import DENSE, finish, read_metrics, run_train, score, start_group, succeed, using, wait_until
+from conftest import DENSE, finish, read_metrics, refused, run_train, score, start_group, succeed, using, wait_until
 from PIL import Image
 from test_report import Elements
 
@@ -109,8 +109,7 @@ def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_roo
     content = torch.load(run / "last.pt", weights_only=True)
     weights = {f"module.{name}": value for name, value in content["model"].items()}
     torch.save({"state_dict": weights}, tmp_path / "w.pth")
-    words = ["--checkpoint", str(tmp_path / "w.pth"), "--device", "cpu", "--json", str(tmp_path / "w.json")]
-    words += ["--amp", "none"]  # as in the run
+    words = using(tmp_path / "w.pth", "--json", tmp_path / "w.json", "--amp", "none")  # as in the run
     with pytest.raises(UserError, match="does not say which model its weights belong to"):
         evaluate.main(words)
     model = ["--model_type", "res50_ASPP", "--layers", "18", "--numclasses", "5", "--val_batchsize", "2"]
@@ -121,8 +120,7 @@ def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_roo
 
 
 def test_signal_ends_it_on_all_ranks(run, tmp_path):
-    words = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--split", "train", "--val_batchsize", "1"]
-    words += ["--scales", *["2"] * 40, "--distributed"]
+    words = using(run / "last.pt", "--split", "train", "--val_batchsize", 1, "--scales", *[2] * 40, "--distributed")
     group = start_group(2, words, tmp_path, "evaluate.py")
     wait_until(lambda: "on 8 images of train" in group[0].texts()[0], group)  # it begins with 4 images of each process
     group[1].send_signal(signal.SIGTERM)
@@ -166,5 +164,5 @@ def test_wrong_flags_and_files_are_named(run, demo_root, tmp_path, monkeypatch, 
     for path in (tmp_path / "data/masks").iterdir():
         Image.new("L", (160, 120), 255).save(tmp_path / "data/empty" / path.name)
     fixed = ["--checkpoint", str(run / "last.pt"), "--dataset_path", "data", "--val_path", "masks", "--device", "cpu"]
-    with pytest.raises(UserError, match=re.escape(named)):
+    with refused(named):
         evaluate.main([*fixed, *(word.format(run=run, data=tmp_path / "data") for word in words)])

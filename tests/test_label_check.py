@@ -116,10 +116,6 @@ def resized(mask: np.ndarray, method: int, size: tuple[int, int]) -> np.ndarray:
     return cv2.resize(mask, size, interpolation=method)
 
 
-def as_jpeg(mask: np.ndarray) -> np.ndarray:
-    return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
-
-
 @pytest.mark.parametrize("classes", [(5,), range(21)])
 def test_masks_with_interpolated_borders_are_told_from_thin_objects(classes):
     """Discs and lines of one pixel, drawn without smoothing; discs resized or coded with it."""
@@ -135,8 +131,8 @@ def test_masks_with_interpolated_borders_are_told_from_thin_objects(classes):
     nearest = [resized(lines, cv2.INTER_NEAREST, size) for size in ((120, 90), (500, 300))]
     assert [is_smoothed(mask) for mask in (discs, lines, noise, *nearest)] == [False] * 5
     ways = [(cv2.INTER_LINEAR, (500, 300)), (cv2.INTER_CUBIC, (500, 300)), (cv2.INTER_AREA, (120, 90))]
-    smooth = [resized(discs, *way) for way in ways]
-    assert [is_smoothed(mask) for mask in (*smooth, as_jpeg(discs))] == [True] * 4
+    jpeg = cv2.imdecode(cv2.imencode(".jpg", discs)[1], cv2.IMREAD_GRAYSCALE)
+    assert [is_smoothed(mask) for mask in (*(resized(discs, *way) for way in ways), jpeg)] == [True] * 4
 
 
 def test_real_masks_are_smoothed_only_if_they_are_resized_so(camvid):

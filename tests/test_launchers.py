@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import refused
 
 from distributed import checks, device, rendezvous
 from support import launchers, program
@@ -96,9 +97,8 @@ def test_flags_set_the_place_without_a_launcher():
     ],
 )
 def test_impossible_places_and_addresses_are_named(environment, flags, named):
-    with pytest.raises(UserError) as caught:
+    with refused(named):
         launchers.rendezvous_url(environment, launchers.find_or_make(environment, **flags))
-    assert named in str(caught.value)
 
 
 def test_variables_that_an_earlier_command_left_are_named(monkeypatch):

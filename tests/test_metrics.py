@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import ALONE
 
-from distributed.group import Group
 from training.record.metrics import Metrics
 from training.scores import confusion_matrix, image_scores, miou_interval, scores, table
 
@@ -68,7 +68,7 @@ def log_step(metrics: Metrics, epoch: int, step: int, loss: float) -> None:
 
 def test_validation_between_steps_is_not_in_the_rate_of_training(now, monkeypatch):
     """2 images in 1 s, and a validation of 100 s between the steps."""
-    metrics, lines = Metrics(Group(torch.device("cpu"))), []
+    metrics, lines = Metrics(ALONE), []
     metrics.log_interval = 2
     monkeypatch.setattr(metrics, "_write", lambda line, *_: lines.append(line))
 
@@ -87,7 +87,7 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
 
     25 steps are left, which take 250 s, about 4 min.
     """
-    metrics = Metrics(Group(torch.device("cpu")))
+    metrics = Metrics(ALONE)
     metrics.log_interval = 100
     metrics.pace.steps_left = 30
     for step in metrics.steps(range(5), total=5, title=""):
@@ -102,7 +102,7 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
 
 def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(now):
     """The first batch takes 50 s, which do not count; then 4 steps of 3 s, 3 waits of 2 s, two validations of 100 s."""
-    metrics = Metrics(Group(torch.device("cpu")))
+    metrics = Metrics(ALONE)
     metrics.log_interval = 100
 
     def batches(wait: float):

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import FLOAT64, assert_same_run, kill, read_metrics, start_group, succeed, wait_until
+from conftest import ALONE, FLOAT64, assert_same_run, kill, read_metrics, start_group, succeed, wait_until
 
 import models
 import train
 import utils
-from distributed.group import Group
 from flags import Config, parse_flags
 from support.batch import Batch
 from support.errors import UserError
@@ -45,7 +44,7 @@ def plain_loop(cfg: Config, num_steps: int) -> tuple[models.Segmenter, list[floa
         decay = 0.0 if parameter.ndim == 1 or name.endswith(("pos_embed", "token")) else 0.05
         groups.append({"params": [parameter], "factor": factor, "weight_decay": decay})
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.999))
-    loader = utils.get_loader(cfg, "train", Group(torch.device("cpu")))
+    loader = utils.get_loader(cfg, "train", ALONE)
     losses, norms = [], []
 
     def batches() -> Iterator[Batch]:

@@ -101,11 +101,14 @@ def test_step_counts_move_to_the_device_of_their_parameter():
     ("name", "device", "kind"),
     [("sgd", "cpu", SGD), ("sgd", "cuda", FusedSGD), ("adamw", "cpu", AdamW), ("adamw", "cuda", AdamW)],
 )
-def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
-    cfg = parse_flags(flags(dataset_path=tmp_path, optimizer=name))
+def test_the_optimizer_follows_its_flags_and_is_fused_on_cuda(tmp_path, name, device, kind):
+    given, own = ({"momentum": 0.7},) * 2 if name == "sgd" else ({}, {"betas": (0.9, 0.999)})
+    cfg = parse_flags(flags(dataset_path=tmp_path, optimizer=name, wdecay=0.03, **given))
     model = models.build(cfg.model_type, layers=18, num_classes=5)
     optimizer = utils.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind
+    [group] = optimizer.param_groups
+    assert (own | {"lr": 0.5, "weight_decay": 0.03, "lr_factor": 1.0}).items() <= group.items()
     assert bool(optimizer.defaults["fused"]) == (device == "cuda")
 
 

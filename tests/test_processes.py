@@ -16,6 +16,7 @@ from conftest import REPO
 
 from support.processes import ThreadPool
 
+ENV = os.environ | {"PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
 WORK = """
 import sys, time
 from pathlib import Path
@@ -45,9 +46,8 @@ def test_a_signal_ends_all_processes(number, send, status, said, tmp_path):
     marker, errors = tmp_path / "working", tmp_path / "errors.txt"
     (tmp_path / "work.py").write_text(WORK)  # processes that are not forked import it
     command = [sys.executable, str(tmp_path / "work.py"), str(marker)]
-    env = os.environ | {"PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
     heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
-    options = {"env": env, "start_new_session": True, "preexec_fn": heed}
+    options = {"env": ENV, "start_new_session": True, "preexec_fn": heed}
     with errors.open("w") as stderr, subprocess.Popen(command, stderr=stderr, **options) as process:
         deadline = time.monotonic() + 60
         while not marker.exists() and time.monotonic() < deadline:
@@ -101,7 +101,7 @@ if __name__ == "__main__":
 def program(tmp_path: Path, word: str) -> dict:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "program.py"), word]
-    return {"args": command, "env": os.environ | {"PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}}
+    return {"args": command, "env": ENV}
 
 
 def test_a_batch_that_cannot_be_handed_over_ends_the_worker(tmp_path):

@@ -12,6 +12,7 @@ import chaos
 import pytest
 import torch
 from conftest import (
+    DENSE,
     FAULTS,
     FLOAT64,
     REPO,
@@ -108,9 +109,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
 
 
 def test_loss_scale_is_resumed(demo_flags, tmp_path):
-    words = demo_flags(
-        amp="fp16", save_step_frequency=2, keep=0, crop_size=17, dataset="Dense", model_type="res50_ASPP"
-    )
+    words = demo_flags(**DENSE, amp="fp16", save_step_frequency=2, keep=0, crop_size=17)
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
     [stdout] = succeed([start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
     assert " of them skipped by --amp fp16), best mIoU" in stdout
@@ -139,11 +138,6 @@ def test_lists_that_changed_in_the_middle_of_an_epoch_are_refused(demo_root, tmp
     succeed([start([*words, "--resume", "x/last.pt", "--epochs", "3"], tmp_path)])  # between two epochs it may
 
 
-def workers_of(launcher: int) -> list[int]:
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(child) for child in children]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find torchrun's workers")
 def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_flags, tmp_path):
@@ -154,7 +148,8 @@ def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_flags, tmp_path)
     process = start(words, tmp_path, "-m")
     for lines, victim in ((4, 1), (9, 0)):
         wait_until(lambda lines=lines: count_lines(tmp_path / "x" / "metrics.jsonl") >= lines, [process])
-        os.kill(workers_of(process.pid)[victim], signal.SIGKILL)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(workers[victim]), signal.SIGKILL)
         time.sleep(2)  # until the other has ended and the new ones have cut metrics.jsonl
     [(_, stdout, stderr)] = finish([process], status=0)
     assert stdout.count("resuming") == 2

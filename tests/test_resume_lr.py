@@ -35,11 +35,6 @@ def plain_rule(scaling: str, size: float) -> float:
     return {"linear": size, "sqrt": size**0.5, "none": 1.0}[scaling]
 
 
-def plain_factor(way: str, scaling: str, processes: int) -> float:
-    """What a new run multiplies --lr by: the rule for the processes, which --total_batchsize switches off."""
-    return 1.0 if way == "total_batchsize" else plain_rule(scaling, processes)
-
-
 def learning_rate(processes: int = 1, saved: SimpleNamespace | None = None, images: int = IMAGES, **values) -> Schedule:
     values = {"dataset_path": "data", "epochs": EPOCHS, "lr": 0.5} | values
     cfg = share_batch(parse_flags(flags(**values)), Group(torch.device("cpu"), world_size=processes))
@@ -78,7 +73,8 @@ def test_lr_lies_on_the_promised_curve(before, after, scaling, caplog):
         new_flags = WAYS[after](new_batch, new_processes)
         new = learning_rate(new_processes, saved_by(old), lr_scaling=scaling, **new_flags)
         assert (old.sampler.global_batch, new.sampler.global_batch) == (batch, new_batch)
-        factor = plain_factor(before, scaling, processes)
+        # A new run multiplies --lr by the rule for its processes, unless --total_batchsize says the batch.
+        factor = 1.0 if before == "total_batchsize" else plain_rule(scaling, processes)
         change = plain_rule(scaling, new_batch / batch)
         for samples in (0, 48, 64, 128):  # of 3 x 48, both batches divide them
             # No warm-up: a cosine to 0, at the share of the samples that are done.

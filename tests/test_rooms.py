@@ -17,13 +17,6 @@ ROWS = re.findall(r"^\| `(\w+)/` \| .* \| (.*) \|$", TEXT, re.MULTILINE)
 ROOMS = [name for name, _ in ROWS]
 
 
-def allowed(room: str, text: str) -> set[str]:
-    above = ROOMS[: ROOMS.index(room)]
-    if text.startswith("all above but "):
-        return set(above) - set(re.findall(r"\w+", text.removeprefix("all above but ")))
-    return set(re.findall(r"\w+", text))
-
-
 def imported(source: str) -> set[str]:
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = [[a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] for node in nodes]
@@ -34,10 +27,11 @@ def test_each_room_imports_only_the_rooms_below_that_its_row_names():
     assert set(ROOMS) == {init.parent.name for init in REPO.glob("*/__init__.py")} - {"benchmarks"}
     wrong = []
     for room, text in ROWS:
-        assert allowed(room, text) <= set(ROOMS[: ROOMS.index(room)]), f"the row of {room} names a room above it"
+        allowed = set(re.findall(r"\w+", text))
+        assert allowed <= set(ROOMS[: ROOMS.index(room)]), f"the row of {room} names a room above it"
         for file in (REPO / room).rglob("*.py"):
             others = imported(file.read_text(encoding="utf-8")) & ({*ROOMS, "scripts"} | PROGRAMS) - {room}
-            wrong += [f"{file.relative_to(REPO)} imports {name}" for name in sorted(others - allowed(room, text))]
+            wrong += [f"{file.relative_to(REPO)} imports {name}" for name in sorted(others - allowed)]
     assert not wrong
 
 
@@ -67,6 +61,13 @@ def test_image_files_are_decoded_in_one_module_only():
     decoders = {"Image.open", "cv2.imread", "cv2.imdecode", "cv2.imreadmulti", "plt.imread", "imageio.imread"}
     found = {file for file, call in calls([".", *ROOMS, "scripts"]) if ast.unparse(call) in decoders}
     assert found == {"data/images/files.py"}
+
+
+def test_all_output_goes_through_one_door():
+    """Only support/terminal.py writes to the streams, and only support/progress.py makes bars."""
+    writers = {"print", "tqdm", "tqdm.write", "sys.stdout.write", "sys.stderr.write"}
+    found = {file for file, call in calls([".", *ROOMS, "benchmarks", "scripts"]) if ast.unparse(call) in writers}
+    assert found == {"support/progress.py"}
 
 
 def test_no_module_imports_itself_by_way_of_others():

@@ -1,6 +1,5 @@
 """What reaches the terminal, or the file or pipe in its place: lines, and commands to paste."""
 
-import ast
 import os
 import shlex
 import subprocess
@@ -67,18 +66,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch)
     assert text.endswith(" left\n")
     assert [line.split(",")[0] for line in text.splitlines()] == [f"reading: {done} of 3" for done in range(4)]
     assert "file/s, " in text.splitlines()[-1]
-
-
-def test_all_output_goes_through_one_door():
-    """Only support/terminal.py writes to the streams, and only support/progress.py makes bars."""
-    folders = [path.parent for path in REPO.glob("*/__init__.py") if path.parent.name != "tests"]
-    files = [*REPO.glob("*.py"), *(file for folder in [*folders, REPO / "scripts"] for file in folder.rglob("*.py"))]
-    assert {"train.py", "lifeline.py", "launch.py", "colours.py"} <= {file.name for file in files}
-    for file in files:
-        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-        wrong = {"print", "tqdm", "tqdm.write", "sys.stdout.write", "sys.stderr.write"}
-        assert not called & wrong or file.name == "progress.py", file
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")

@@ -29,10 +29,6 @@ def maps_of(label: np.ndarray, brightness: int = 1) -> dict[str, np.ndarray]:
     return {"image": np.stack([label * brightness] * 3, axis=-1), "label": label, "distance_s": label.copy()}
 
 
-def noise(height: int, width: int) -> dict[str, np.ndarray]:
-    return maps_of(np.random.default_rng(0).integers(0, 255, (height, width), dtype=np.uint8))
-
-
 def test_scale_and_rotation_go_about_the_centre():
     label = np.zeros((9, 9), np.uint8)
     label[4, 6] = 7  # 2 pixels right of the centre
@@ -218,7 +214,7 @@ def test_computed_distance_is_0_on_padding(train_set):
     [(12, 12, 8, (2, 10), (2, 10)), (12, 5, 7, (3, 10), (0, 5)), (7, 7, 7, (0, 7), (0, 7))],
 )
 def test_centre_crop_takes_whole_pixels_of_the_middle(height, width, crop, rows, columns):
-    maps = noise(height, width)
+    maps = maps_of(np.random.default_rng(0).integers(0, 255, (height, width), dtype=np.uint8))
     cropped = CentreCrop(crop)(maps, np.random.default_rng(0))
     left = max(0, (crop - width) // 2)
     for name, values in maps.items():

@@ -44,17 +44,6 @@ def test_deterministic_runs_spend_no_time_on_filling_memory():
     utils.set_deterministic(False)
 
 
-def test_optimizer_follows_its_flags(demo_root):
-    given = cfg(demo_root, momentum=0.7, wdecay=0.03)
-    model = models.build(given.model_type, layers=18, num_classes=5)
-    optimizer = utils.get_optimizer(given, model, ALONE, 0.5)
-    [group] = optimizer.param_groups
-    assert {"lr": 0.5, "momentum": 0.7, "weight_decay": 0.03, "lr_factor": 1.0}.items() <= group.items()
-    adamw = utils.get_optimizer(cfg(demo_root, optimizer="adamw", wdecay=0.03), model, ALONE, 0.5)
-    assert type(adamw) is torch.optim.AdamW
-    assert {"lr": 0.5, "betas": (0.9, 0.999), "weight_decay": 0.03}.items() <= adamw.param_groups[0].items()
-
-
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_one_process_draws_the_demo_data_and_all_wait_for_it(monkeypatch, local_rank):
     done = []
