@@ -11,10 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from models.layers import blocks, convolution
-from models.layers.blocks import ConvNormReLU, use_our_layers
+from models.layers.blocks import use_our_layers
 from models.layers.convolution import Conv2d
-from models.layers.fused import norm_relu_pool
-from models.layers.norm import BatchNorm2d
 
 CHANNELS_LAST = {"memory_format": torch.channels_last}
 
@@ -94,23 +92,6 @@ def test_block_is_torchvisions(kind, shortcut, frozen, many_pixels, monkeypatch)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     torch.testing.assert_close(trained(ours), trained(theirs), rtol=1e-10, atol=1e-10)
     assert ours.bn1.num_batches_tracked == (0 if frozen else 1)
-
-
-def test_stem_and_branch_are_their_modules():
-    torch.manual_seed(0)
-    conv, norm, pool = nn.Conv2d(3, 4, 3), BatchNorm2d(4), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
-    ours = nn.Sequential(conv, norm).double()
-    theirs = copy.deepcopy(ours)
-    x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
-    pooled = norm_relu_pool(ours[0](x), ours[1], pool)
-    expected = pool(theirs(x).relu())
-    branch = ConvNormReLU(*copy.deepcopy(ours), nn.ReLU())
-    torch.testing.assert_close(pooled, expected)
-    torch.testing.assert_close(branch(x), theirs(x).relu())
-    for result in (pooled, expected):
-        result.square().sum().backward()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_fp16_takes_the_module_whose_sums_cannot_overflow():

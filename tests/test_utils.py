@@ -64,10 +64,10 @@ def test_without_augmentation_samples_are_the_middle_of_their_images(demo_root):
         assert set(sample) == {"image", "label", "pseudo", "distance_s", "distance_c"}
 
 
-def criterion_of(given: Config, group: Group | None = None) -> Criterion:
+def criterion_of(given: Config, class_weights: list[float] | None = None) -> Criterion:
     with torch.device("meta"):
         model = models.build(given.model_type, layers=18, num_classes=5)
-    return utils.get_criterion(given, group or ALONE, model)
+    return utils.get_criterion(given, ALONE, model, class_weights)
 
 
 def test_criterion_follows_its_flags(demo_root):
@@ -75,6 +75,9 @@ def test_criterion_follows_its_flags(demo_root):
     assert criterion.weights == {"seg": 2, "pseudo": 3, "lorm": 4, "ds": 5, "dc": 6}
     assert criterion.terms["pseudo"].smooth == 0.2
     assert set(criterion_of(cfg(demo_root, l_ds=0, model_type="res50_ASPP")).weights) == {"seg", "pseudo", "dc"}
+    weighted = criterion_of(cfg(demo_root, dataset="Dense", l_seg=2, loss="dice+0.5*ce"), [1, 2, 3, 4, 5])
+    assert weighted.weights == {"seg_dice": 2, "seg": 1}
+    assert weighted.terms["seg"].weight_of[:5].tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(UserError, match="leaves no loss"):
         criterion_of(cfg(demo_root, dataset="PseudoOnly", l_pseudo=0))
 
