@@ -1,4 +1,4 @@
-"""configs/cdsp_release.yaml against a plain implementation of the released recipe (DESIGN 4.3 to 4.5)."""
+"""configs/cdsp_release.yaml against a plain implementation of the released recipe."""
 
 import os
 import signal

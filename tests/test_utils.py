@@ -1,4 +1,4 @@
-"""Flags become objects: each flag reaches what it is for (STYLE 10)."""
+"""Flags become objects: each flag reaches what it is for."""
 
 import dataclasses
 from types import SimpleNamespace
