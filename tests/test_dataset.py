@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 from faulty_data import exif
-from PIL import Image, ImageOps, TiffImagePlugin
+from PIL import Image, TiffImagePlugin
 
 from data.dataset import EvalSet
 from data.images import image_size, read_distance, read_header, read_image, read_label
@@ -297,14 +297,23 @@ def test_jpegs_have_the_pixels_that_pil_decodes(tmp_path, monkeypatch, options):
     assert np.array_equal(read_image(path), expected)
 
 
+def upright(values: np.ndarray, orientation: int | None) -> np.ndarray:
+    """What EXIF's orientation means: the axes that it swaps, and then reverses."""
+    values = values.T if orientation in (5, 6, 7, 8) else values
+    values = values[:, ::-1] if orientation in (2, 3, 6, 7) else values
+    return values[::-1] if orientation in (3, 4, 7, 8) else values
+
+
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
 def test_images_labels_and_maps_follow_exif_as_does_the_size_from_the_header(tmp_path, suffix):
     values = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    options = {"lossless": True, "compression": "tiff_lzw"}  # Pillow 13 reads uncompressed grey TIFF, turned, wrongly
+    stored = np.asarray(Image.open(save(tmp_path / f"plain.{suffix}", values, **options)).convert("L"))
     for orientation in (None, *range(1, 10), 99):
         tags = Image.Exif() if orientation is None else exif(orientation)
-        path = save(tmp_path / f"a.{suffix}", values, exif=tags, lossless=True)
-        turned = np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("L"))
-        assert image_size(path) == turned.shape == ((4, 3) if orientation in (5, 6, 7, 8) else (3, 4)), orientation
-        assert (read_image(path)[..., 0] == turned).all(), orientation
-        for read in (lambda path: read_label(path, 12), read_distance) if suffix != "jpg" else ():
-            assert (read(path) == turned).all(), orientation
+        path = save(tmp_path / f"a.{suffix}", values, exif=tags, **options)
+        expected = upright(stored, orientation)
+        assert image_size(path) == expected.shape, orientation
+        readers = (lambda path: read_image(path)[..., 0], lambda path: read_label(path, 12), read_distance)
+        for read in readers[:1] if suffix == "jpg" else readers:
+            assert np.array_equal(read(path), expected), orientation
