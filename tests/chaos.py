@@ -98,10 +98,7 @@ def kill(processes: list[subprocess.Popen], victims: list[subprocess.Popen]) -> 
 
 def start(flags: list[str], num_processes: int, logdir: Path) -> list[subprocess.Popen]:
     """Start the processes of a run as a launcher would, with one thread each. Their errors go to logdir/stderr."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    group = ["--distributed", "--dist_url", f"tcp://127.0.0.1:{port}", "--world_size", str(num_processes)]
+    group = ["--distributed", "--dist_url", f"tcp://127.0.0.1:{free_port()}", "--world_size", str(num_processes)]
     with (logdir / "stderr").open("w") as stderr:
         return [
             subprocess.Popen(
@@ -113,6 +110,12 @@ def start(flags: list[str], num_processes: int, logdir: Path) -> list[subprocess
             )
             for rank in range(num_processes)
         ]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def last_step(folder: Path) -> int:

@@ -4,8 +4,8 @@ import functools
 import json
 import logging
 import os
+import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,14 +15,19 @@ import chaos
 import pytest
 import thin_networks
 import torch
+from chaos import free_port
 from python_server import PythonServer, Started
 
+import evaluate
 import models
 import train
 from data.demo import draw_dataset
+from distributed.group import Group
 from flags import as_dict, parse_flags
+from support.errors import UserError
 
 REPO = Path(__file__).parent.parent
+FAULTS, FLOAT64 = "tests/train_with_fault.py", "tests/train_float64.py"  # programs, for start()
 SHARED_DATA = REPO.parent / "shared" / "data"
 
 # Checkpoints are synced to the disk: for many small runs this takes minutes, in memory none.
@@ -39,6 +44,9 @@ TINY = {"dataset": "ScribblePseudoDsDc", "numclasses": 5, "layers": 18, "pretrai
 TINY |= {"crop_size": 33, "batchsize": 2, "epochs": 1, "lr": 0.01, "warmup_epochs": 0, "workers": 0, "log_interval": 1}
 TINY |= {"amp": "none"}  # whatever this machine computes natively
 
+
+DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}
+ALONE = Group(torch.device("cpu"))
 
 # The files that take longest come first: a worker without files waits for the other one.
 SLOWEST = ("test_two_nodes", "test_docs", "test_distributed", "test_train", "test_faults", "test_resume", "test_export")
@@ -154,6 +162,17 @@ def demo_run(demo_root, tmp_path) -> Callable[..., Path]:
     return functools.partial(run_train, dataset_path=demo_root, logdir=tmp_path)
 
 
+def using(checkpoint: Path, *words: object) -> list[str]:
+    """Words of a program that uses a checkpoint, here."""
+    return ["--checkpoint", str(checkpoint), "--device", "cpu", "--workers", "0", *map(str, words)]
+
+
+def score(checkpoint: Path, folder: Path, *words: object) -> dict:
+    """What evaluate.py writes to a JSON file, in this folder."""
+    assert evaluate.main(using(checkpoint, "--json", folder / "scores.json", *words)) == 0
+    return json.loads((folder / "scores.json").read_text())
+
+
 def random_checkpoint(path: Path, num_classes: int, **values) -> Path:
     """Write a checkpoint of a model of random weights whose predictions vary. values: of train.py's flags."""
     torch.manual_seed(1)
@@ -179,12 +198,6 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     assert chaos.compare(expected, folder) == []
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
 def start(words: list[str], cwd: Path, program: str = "train.py", **env) -> Started:
     """Start a program of the repository, or with "-m" a module, as a process of its own, as a launcher would."""
     words = [program if program == "-m" else str(REPO / program), *words]
@@ -206,21 +219,21 @@ def start_group(
 two_processes = functools.partial(start_group, 2)
 
 
-def finish(processes: list[Started], timeout: float = 120) -> list[tuple[int, str, str]]:
-    """Exit status, stdout and stderr of each process. None may outlast `timeout` seconds."""
+def finish(processes: list, timeout: float = 120, status: int | None = None) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of each process. None may outlast `timeout` seconds, and all end with `status`."""
     try:
         results = [process.communicate(timeout=timeout) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, *output) for process, output in zip(processes, results, strict=True)]
+    ended = [(process.returncode, *output) for process, output in zip(processes, results, strict=True)]
+    assert status is None or {result[0] for result in ended} == {status}, ended
+    return ended
 
 
 def succeed(processes: list, timeout: float = 120) -> list[str]:
     """stdout of each process. All end with status 0."""
-    results = finish(processes, timeout)
-    assert [status for status, _, _ in results] == [0] * len(results), results
-    return [stdout for _, stdout, _ in results]
+    return [stdout for _, stdout, _ in finish(processes, timeout, status=0)]
 
 
 def wait_until(condition: Callable[[], object], processes: list, seconds: float = 120) -> None:
@@ -232,12 +245,28 @@ def wait_until(condition: Callable[[], object], processes: list, seconds: float 
         time.sleep(0.01)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def kill(processes: list) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
 def count_lines(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
 def errors_of(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("error")]
+
+
+def refused(named: str):
+    """The user's error is one line that has this text."""
+    return pytest.raises(UserError, match=rf"\A.*{re.escape(named)}.*\Z")
 
 
 def one_line_each(results, named: str) -> None:

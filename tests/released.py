@@ -81,7 +81,7 @@ def released_state_dict(kind: str, layers: int = 50, num_classes: int = 21) -> d
 class Plain:
     """The released network and losses from weights by their names. frozen: batch norm as in evaluation.
 
-    DESIGN.md 4.3: stride of layer2 on the first 1x1 convolution, rates 12, 18, 24 on classes. DeepLabV3+ has rates 6,
+    Stride of layer2 on the first 1x1 convolution, rates 12, 18, 24 on classes. DeepLabV3+ has rates 6,
     12, 18, a ReLU after ASPP, and at stride 4 layer1's 48 channels before ASPP's 256.
     """
 

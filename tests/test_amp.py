@@ -1,20 +1,23 @@
-"""--amp auto: one precision for all ranks, saved with the run and kept when it is resumed."""
+"""--amp: auto is one precision for all ranks and is kept; fp16 counts skipped steps and stops a run that only skips."""
 
 import shutil
 
 import chaos
 import pytest
 import torch
-from conftest import assert_same_run, read_metrics, start, start_group, succeed
+from conftest import DENSE, FAULTS, assert_same_run, finish, one_line_each, read_metrics, start, start_group, succeed
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
 from distributed import precision as amp
 from distributed.group import Group
-from distributed.precision import resolve_amp
+from distributed.precision import MAX_SKIPPED, LossScaler, resolve_amp
 from inference.trained import TrainedModel
 from training import checkpoint
+from training.optimizers import FusedSGD
+from training.state import TrainState
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
-FAULTS = "tests/train_with_fault.py"
 
 
 @pytest.mark.parametrize(("capability", "value"), [((7, 5), "none"), ((8, 0), "bf16"), ((12, 1), "bf16")])
@@ -88,3 +91,57 @@ def test_a_gpu_without_bf16_trains_in_float32_and_one_warning_names_fp16(monkeyp
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert resolve_amp("auto", Group(torch.device("cuda"))) == "none"
     assert ["--amp fp16" in line for line in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, FusedSGD])
+def test_scaler_counts_the_steps_that_it_skips(kind):
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    scaler = LossScaler(CPU, enabled=True)
+    state = TrainState(model, model, kind(model.parameters(), lr=0.1), scaler)
+    # The gradient is `value`: an infinite one skips the step and halves the scale, which starts at 2 ** 16.
+    inf = float("inf")
+    expected = [(1.0, 2**16, 0, 0), (inf, 2**15, 1, 1), (inf, 2**14, 2, 2), (1.0, 2**14, 2, 0), (inf, 2**13, 3, 1)]
+    for value, *counts in expected:
+        before = model.weight.item()
+        scaler.scale(model(torch.tensor([[value]])).sum()).backward()
+        state.update(0.5, 1)
+        assert scaler.counts.tolist() == counts
+        assert scaler.get_scale() == counts[0]
+        assert model.weight.item() == (before if value > 1 else before - 0.5)
+    resumed = LossScaler(CPU, enabled=True)
+    resumed.load_state_dict(scaler.state_dict())
+    assert resumed.counts.tolist() == [2**13, 3, 1]
+
+
+def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_run):
+    words = DENSE | {"crop_size": 17}
+    folder = demo_run(**words, amp="fp16", log_interval=2)
+    lines = read_metrics(folder, "train")
+    assert [line["step"] for line in lines] == [2, 4]
+    for line in lines:
+        # Nothing grows the scale in 4 steps, so it is what the skipped ones left of it.
+        assert line["loss_scale"] == 2 ** (16 - line["skipped_steps"])
+        assert set(line["losses"]) == {"seg"}
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    for name in ("loss_scale", "skipped_steps"):
+        assert [event.value for event in board.Scalars(f"train/{name}")] == [line[name] for line in lines]
+    assert "loss_scale" not in read_metrics(demo_run(**words, name="plain"), "train")[0]
+
+
+def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
+    """Gradients of 1e30 times their size overflow fp16 at any scale; the loss itself, in float32, does not."""
+    values = DENSE | {"crop_size": 17, "amp": "fp16", "l_seg": 1e30}
+    words = demo_flags(**values, batchsize=1, epochs=18, name="x", val_epoch_frequency=0)
+    results = finish(start_group(2, words, tmp_path))
+    one_line_each(
+        results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, up to step {MAX_SKIPPED}, were skipped"
+    )
+    assert "the loss scale fell to 0.0625: use --amp bf16 or none" in results[0][2]  # 2 ** (16 - 20)
+    assert "to resume" not in results[0][2]  # it would fail again
+    lines = read_metrics(tmp_path / "x", "train")
+    skipped = [line["skipped_steps"] for line in lines]
+    assert skipped == [*range(1, len(skipped) + 1)]
+    assert MAX_SKIPPED - 2 <= len(skipped) < MAX_SKIPPED  # rank 1 may end the run before rank 0 has read the last one
+    assert checkpoint.read_run(tmp_path / "x" / "last.pt").scaler["skipped"] > 0

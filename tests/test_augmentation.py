@@ -1,9 +1,8 @@
 """The augmentation from the flags: what one can set and the picture at a run's start."""
 
 import numpy as np
-import pytest
 import torch
-from conftest import flags
+from conftest import ALONE, flags
 from PIL import Image
 
 import train
@@ -11,14 +10,11 @@ import utils
 from data.classes import read_classes
 from data.pictures import overlay, sheet
 from data.transforms import TrainTransform
-from distributed.group import Group
 from flags import parse_flags
-from support.errors import UserError
 from training.data import get_transform
 from training.record.boards import TensorBoard
 from training.record.samples import draw_samples
 
-GROUP = Group(torch.device("cpu"))
 EVERY = {"scale": "0.7 1.5", "rotation": 30, "flip_vertical": True, "quarter_turns": True, "blur": 0.2}
 EVERY |= {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.1}
 
@@ -38,25 +34,9 @@ def test_flags_reach_the_transform():
     assert get_transform(parse_flags(words(dataset_path="x"))) == TrainTransform(33)  # the defaults of both are one
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"scale": "2 1"}, "--scale 2 1: give the least and the largest factor"),
-        ({"hue": 0.6}, "--hue 0.6: must be at least 0 and at most 0.5"),
-        ({"no_augment": True, "hue": 0.1}, "--hue has no effect without --augment"),
-        ({"no_augment": True, "no_flip_horizontal": True}, "--flip_horizontal has no effect without --augment"),
-    ],
-)
-def test_wrong_flags(values, message):
-    with pytest.raises(UserError) as caught:
-        parse_flags(words(dataset_path="x", **values))
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith(message)
-
-
 def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):
     cfg = parse_flags(words(dataset_path=demo_root, crop_size=65, batchsize=3, **EVERY))
-    loader, classes = utils.get_loader(cfg, "train", GROUP), read_classes("", 5)
+    loader, classes = utils.get_loader(cfg, "train", ALONE), read_classes("", 5)
     states = torch.get_rng_state(), np.random.get_state()[1].tolist()
     picture = draw_samples(cfg, loader, classes)
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -77,7 +57,7 @@ def test_a_run_has_the_picture_in_its_folder_and_on_boards_and_keeps_it(demo_roo
     assert train.main(words(**given, max_steps=1, save_step_frequency=1)) == 0
     file = tmp_path / "a" / "augmented.jpg"
     cfg = parse_flags(words(**given))
-    picture = draw_samples(cfg, utils.get_loader(cfg, "train", GROUP), read_classes("", 5))
+    picture = draw_samples(cfg, utils.get_loader(cfg, "train", ALONE), read_classes("", 5))
     shown = np.asarray(Image.open(file)).astype(float)
     assert np.abs(shown - picture).mean() < 10  # JPEG; another sample differs by far more
     step, _, pictures = written[0]  # before the first step

@@ -1,10 +1,11 @@
 """Networks of timm as backbones: timm's features, every parameter trained, weights from files, runs that resume."""
 
 import struct
+from unittest import mock
 
 import pytest
 import torch
-from conftest import assert_same_run, finish, flags, read_metrics, start, succeed
+from conftest import FLOAT64, assert_same_run, finish, flags, read_metrics, start, succeed, using
 from torch import nn
 
 import models
@@ -162,14 +163,9 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
         broken.write_bytes(content)
         with pytest.raises(UserError, match="not a whole safetensors file"):
             read_timm_weights(body, str(broken), checkpoint.read)
-
-    def no_network(*args, **options):
-        raise OSError("no route to the host")
-
-    monkeypatch.setattr("models.timm_weights.create", no_network)
-    with pytest.raises(
-        UserError, match=r"no route to the host\): connect to the network, give a FILE, or use --pretrained none"
-    ):
+    monkeypatch.setattr("models.timm_weights.create", mock.Mock(side_effect=OSError("no route to the host")))
+    said = r"no route to the host\): connect to the network, give a FILE, or use --pretrained none"
+    with pytest.raises(UserError, match=said):
         read_timm_weights(body, "imagenet", checkpoint.read)
 
 
@@ -187,14 +183,12 @@ TINY_TIMM |= {"dataset": "Dense", "crop_size": 65}
 
 def test_run_is_saved_scored_and_resumed_bit_for_bit(demo_root, tmp_path):
     words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=2, ema=0.9, **TINY_TIMM)
-    program = "tests/train_float64.py"
+    program = FLOAT64
     cut = start([*words, "--name", "cut"], tmp_path, program, STOP_AT_STEP="3")
     succeed([start([*words, "--name", "whole"], tmp_path, program)])
-    [(status, _, _)] = finish([cut])
-    assert status == STOPPED
+    finish([cut], status=STOPPED)
     succeed([start([*words, "--name", "cut", "--resume", "auto"], tmp_path, program)])
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
-    score = ["--checkpoint", str(tmp_path / "whole" / "best.pt"), "--device", "cpu", "--workers", "0"]
-    [out] = succeed([start(score, tmp_path, "evaluate.py")])
+    [out] = succeed([start(using(tmp_path / "whole" / "best.pt"), tmp_path, "evaluate.py")])
     best = max(line["miou"] for line in read_metrics(tmp_path / "whole", "val"))
     assert f"{100 * best:.2f}" in out

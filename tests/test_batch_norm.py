@@ -23,9 +23,9 @@ def alone():
         yield group
 
 
-@pytest.fixture
-def cuda_kernels(monkeypatch):
-    """The kernels that torch has for CUDA only, as formulas, with their layouts: (world_size, C) and (world_size,)."""
+@pytest.fixture(params=["plain", "cuda"])
+def kernels(request, monkeypatch) -> None:
+    """Those that torch has for CUDA only, as formulas, with their layouts: (world_size, C) and (world_size,)."""
 
     def channels(values: Tensor) -> Tensor:
         return values.view(1, -1, 1, 1)
@@ -61,6 +61,8 @@ def cuda_kernels(monkeypatch):
     kernels = {"stats": stats, "gather_stats_with_counts": gather, "elemt": normalize}
     for name, kernel in (kernels | {"backward_reduce": reduce, "backward_elemt": backward}).items():
         monkeypatch.setattr(torch, f"batch_norm_{name}", kernel)
+    if request.param == "cuda":
+        monkeypatch.setattr(batch_norm, "_has_kernels", lambda x: True)
 
 
 def synchronised() -> BatchNorm2d:
@@ -87,17 +89,14 @@ def assert_equal(plain: nn.BatchNorm2d, ours: BatchNorm2d, x: Tensor) -> None:
         for output in outputs:
             (output * torch.linspace(-1, 2, x.numel(), dtype=x.dtype).view(x.shape)).sum().backward()
         torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-9, atol=1e-12)
-    for expected, value in zip(plain.parameters(), ours.parameters(), strict=True):
-        torch.testing.assert_close(value.grad, expected.grad, rtol=1e-12, atol=1e-12)
+    gradients = [[parameter.grad for parameter in norm.parameters()] for norm in (ours, plain)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("size", [(4, 5), (1, 1)])
-@pytest.mark.parametrize("kernels", ["plain", "cuda"])
-def test_it_is_batch_norm(alone, monkeypatch, cuda_kernels, kernels, size, memory_format):
-    if kernels == "cuda":
-        monkeypatch.setattr(batch_norm, "_has_kernels", lambda x: True)
+def test_it_is_batch_norm(alone, kernels, size, memory_format):
     x = 2 * torch.randn(3, C, *size, dtype=torch.float64).to(memory_format=memory_format) + 1
     plain, ours = norms()
     assert_equal(plain, ours, x)
@@ -105,10 +104,7 @@ def test_it_is_batch_norm(alone, monkeypatch, cuda_kernels, kernels, size, memor
 
 
 @pytest.mark.parametrize("kind", [BasicBlock, Bottleneck])
-@pytest.mark.parametrize("kernels", ["plain", "cuda"])
-def test_a_fused_block_is_torchvisions(alone, monkeypatch, cuda_kernels, kernels, kind):
-    if kernels == "cuda":
-        monkeypatch.setattr(batch_norm, "_has_kernels", lambda x: True)
+def test_a_fused_block_is_torchvisions(alone, kernels, monkeypatch, kind):
     monkeypatch.setattr(blocks, "saves_time", lambda *args: True)
     theirs = make(kind, shortcut=True, frozen=False)
     ours = ours_of(theirs)

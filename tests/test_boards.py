@@ -1,5 +1,6 @@
-"""Weights & Biases: the real package, offline. What it wrote is read from its file and compared with metrics.jsonl."""
+"""W&B, the real package offline, has the numbers of metrics.jsonl. What accompanies training never ends it."""
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -7,13 +8,14 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from conftest import finish, flags, read_metrics, start_group, succeed
+import torch
+from chaos import unequal
+from conftest import FAULTS, finish, flags, read_metrics, run_train, start_group, succeed
 
 from flags import parse_flags
 from support.errors import UserError
 from training.record.boards import WandB
 
-FAULTS = "tests/train_with_fault.py"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
 
 
@@ -84,8 +86,7 @@ def test_wandb_has_the_numbers_of_metrics_jsonl_in_one_run_also_after_a_stop(
     pytest.importorskip("wandb", reason="wandb is not installed (pip install -e '.[wandb]')")
     words = demo_flags(name="x", epochs=4, workers=1, wandb=True, report_training_batch_acc=True)
     words += [] if processes == 1 else ["--distributed"]
-    results = finish(start_group(processes, [fault, "0", *words], tmp_path, FAULTS, **OFFLINE))
-    assert [result[0] for result in results] == [status] * processes, results
+    results = finish(start_group(processes, [fault, "0", *words], tmp_path, FAULTS, **OFFLINE), status=status)
     assert not any("Traceback" in stderr for _, _, stderr in results)
     succeed(start_group(processes, [*words, "--resume", "auto"], tmp_path, **OFFLINE))
     folder = tmp_path / "x"
@@ -117,3 +118,61 @@ def test_missing_wandb_is_named_with_the_command_that_installs_it(monkeypatch, t
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(UserError, match=r"--wandb needs the package wandb: .* install .*\[wandb\]"):
         parse_flags(flags(dataset_path="data", wandb=True))
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+PAGE = b'<script type="application/json" id="data">%s</script>'
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "last.pt", weights_only=True)["model"]
+
+
+@pytest.fixture(scope="module")
+def expected(demo_root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    return weights(run_train(dataset_path=demo_root, logdir=folder, epochs=2, schedule="constant"))
+
+
+def warnings(capsys, named: str) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if "warning: " in line and named in line]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),  # None: a folder
+    [("report.html", content) for content in (None, b"", b"\x00\xff" * 99, PAGE[:50], PAGE % b"{", PAGE % b"[1]")]
+    + [("metrics.jsonl", content) for content in (None, b"", b"\x00\xff\n" * 9, b"[1]\nnull\n{}\n", b"[" * 9**5, b"x")],
+)
+def test_damaged_file_beside_a_checkpoint_is_one_warning(demo_run, expected, capsys, file, content):
+    path = demo_run(name="x", schedule="constant") / file
+    path.unlink()
+    path.mkdir() if content is None else path.write_bytes(content)
+    capsys.readouterr()
+    folder = demo_run(name="x", resume="auto", epochs=2, schedule="constant")
+    assert len(warnings(capsys, file)) == 1
+    assert not unequal(weights(folder), expected)
+    assert [line["step"] for line in read_metrics(folder, "train")][-4:] == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("owner", "named"),
+    [
+        *(
+            (f"torch.utils.tensorboard.SummaryWriter.{name}", "TensorBoard")
+            for name in ("__init__", "add_scalar", "add_image", "flush", "close")
+        ),
+        ("inference.scoring.panel", "pictures of the validation"),
+        ("train.draw_samples", "augmented.jpg"),
+        ("inference.report.page", "report.html"),
+        ("training.record.messages.table", "table of scores"),
+        ("training.record.metrics.keep_lines", "metrics.jsonl"),
+        ("training.record.metrics.Metrics._write_line", "metrics.jsonl"),
+        ("logging.StreamHandler.emit", "train.log"),
+    ],
+)
+def test_failure_beside_training_is_one_warning(demo_run, expected, capsys, monkeypatch, owner, named):
+    monkeypatch.setattr(owner, mock.Mock(side_effect=FULL))
+    folder = demo_run(epochs=2, schedule="constant")
+    assert len(found := warnings(capsys, named)) == 1
+    assert "No space left on device" in found[0]
+    assert not unequal(weights(folder), expected)

@@ -84,7 +84,7 @@ GREYS = [[255 - value] * 3 for value in range(256)]
         ({"train/a": label(0, 1, 2)}, {"splits": ["train"]}, {}),
         # A palette, and three equal channels
         ({"train/a": palette_of(label(0, 1, 2), *GREYS), "val/b": np.dstack([label(0, 1, 2)] * 3)}, {}, {}),
-        # D12: one labelled class is a warning
+        # One labelled class is a warning
         (
             {"train/a": label(1, 255), "val/b": label(0, 1)},
             {},
@@ -239,7 +239,7 @@ def test_numbers_of_the_summary(clean):
     assert [row.images["train"] for row in summary.classes] == [3, 3, 3]
 
 
-def test_d1_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
+def test_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     drawn = Drawn(tmp_path)
     for name, values in {"train/a": (0, 1), "train/b": (0, 255), "train/c": (0,), "val/d": (0, 1)}.items():
         drawn.pair(name, mask=label(*values))

@@ -27,51 +27,36 @@ def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[
     return words[3:] if words[1] == "-m" else words[2:]
 
 
-@pytest.mark.parametrize(
+HERE = "--image_path . --train_path . --val_path ."
+MM = "--image_path img_dir --train_path ann_dir --val_path ann_dir"
+KAGGLE = "--image_path . --train_path ../train_labels --val_path ../val_labels"
+
+
+@pytest.mark.parametrize(  # S stands for the split, N for the image's name
     ("image", "mask", "splits", "flags"),
     [
-        ("{split}/images/{name}.jpg", "{split}/masks/{name}.png", ("train", "valid"), "--val_split valid"),
-        ("images/{split}/{name}.png", "labels/{split}/{name}.png", ("train", "val"), ""),
+        ("S/images/N.jpg", "S/masks/N.png", "train valid", "--val_split valid"),
+        ("images/S/N.png", "labels/S/N.png", "train val", ""),
+        ("S/N.jpg", "S/N_mask.png", "train valid", f"{HERE} --val_split valid --label_suffix _mask"),
         (
-            "{split}/{name}.jpg",
-            "{split}/{name}_mask.png",
-            ("train", "valid"),
-            "--image_path . --train_path . --val_path . --val_split valid --label_suffix _mask",
-        ),
-        (
-            "images/{split}/{name}_sat.jpg",
-            "annotations/{split}/{name}_gt.png",
-            ("training", "validation"),
+            "images/S/N_sat.jpg",
+            "annotations/S/N_gt.png",
+            "training validation",
             "--train_split training --val_split validation --image_suffix _sat --label_suffix _gt",
         ),
-        ("images/{split}/{name}.jpg", "masks/{split}/{name}_L.png", ("train", "val"), "--label_suffix _L"),
+        ("images/S/N.jpg", "masks/S/N_L.png", "train val", "--label_suffix _L"),
         # mmsegmentation, SMP's CamVid and Kaggle's
-        (
-            "img_dir/{split}/{name}_rgb.jpg",
-            "ann_dir/{split}/{name}.png",
-            ("train", "val"),
-            "--image_path img_dir --train_path ann_dir --val_path ann_dir --image_suffix _rgb",
-        ),
-        (
-            "{split}/{name}.png",
-            "{split}annot/{name}.png",
-            ("train", "val"),
-            "--image_path . --train_path ../trainannot --val_path ../valannot",
-        ),
-        (
-            "{split}/{name}.png",
-            "{split}_labels/{name}_L.png",
-            ("train", "val"),
-            "--image_path . --train_path ../train_labels --val_path ../val_labels --label_suffix _L",
-        ),
+        ("img_dir/S/N_rgb.jpg", "ann_dir/S/N.png", "train val", f"{MM} --image_suffix _rgb"),
+        ("S/N.png", "Sannot/N.png", "train val", "--image_path . --train_path ../trainannot --val_path ../valannot"),
+        ("S/N.png", "S_labels/N_L.png", "train val", f"{KAGGLE} --label_suffix _L"),
     ],
 )
 def test_layouts_and_names_are_read_as_they_are(tmp_path, capsys, image, mask, splits, flags):
     root = tmp_path / "data"
-    for split, names in zip(splits, (("a1", "a10", "b"), ("c",)), strict=True):
+    for split, names in zip(splits.split(), (("a1", "a10", "b"), ("c",)), strict=True):
         for name in names:
-            put(root / image.format(split=split, name=name), picture(name))
-            put(root / mask.format(split=split, name=name), label(0, 1, 2))
+            put(root / image.replace("S", split).replace("N", name), picture(name))
+            put(root / mask.replace("S", split).replace("N", name), label(0, 1, 2))
     assert last_words(root, capsys, 0, mark="to train: ") == ["--dataset_path", str(root)]
     found = guess_flags(root, "", dict.fromkeys(GUESSED, ""))
     assert found == ("Folder", dict.fromkeys(GUESSED, "") | dict(re.findall(r"--(\w+) (\S+)", flags)))

@@ -1,11 +1,13 @@
 """Checkpoint files: whole or refused, the newest whole one used, no more of them than asked for."""
 
+import pickle
 import shutil
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -84,18 +86,24 @@ def test_old_and_quantised_files_print_nothing(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_payload_in_an_intact_file_is_not_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_whole", [True, False], ids=["with checksums", "bare pickle"])
+def test_code_in_a_file_is_not_run(demo_run, tmp_path, monkeypatch, is_whole):
     class Payload:
         def __reduce__(self):
             return (open, (str(tmp_path / "was_here"), "w"))
 
-    monkeypatch.setattr(
-        torch, "save", lambda value, file: torch.serialization.save({"format": 2, "step": 1, "ranks": Payload()}, file)
-    )
-    checkpoint.write(tmp_path / "last.pt", checkpoint.to_bytes({"step": 1}))
-    assert b"was_here" in (tmp_path / "last.pt").read_bytes()
-    with pytest.raises(UserError, match="not an intact checkpoint of tensors and plain values"):
-        checkpoint.read_run(tmp_path / "last.pt")
+    path = tmp_path / "payload.pt"
+    if is_whole:
+        save, content = torch.save, {"format": 2, "step": 1, "ranks": Payload()}
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "save", lambda value, file: save(content, file))
+            checkpoint.write(path, checkpoint.to_bytes({"step": 1}))
+        assert b"was_here" in path.read_bytes()
+    else:
+        path.write_bytes(pickle.dumps(Payload(), protocol=2))
+    for flag in ("resume", "pretrained"):
+        with pytest.raises(UserError, match=r"payload\.pt: not an intact checkpoint of tensors and plain values"):
+            demo_run(**{flag: path})
     assert not (tmp_path / "was_here").exists()
 
 
@@ -128,10 +136,7 @@ def test_write_goes_on_in_the_background_from_a_copy(tmp_path, monkeypatch):
 
 
 def test_any_error_of_the_writing_thread_is_raised_at_the_next_call(tmp_path, monkeypatch):
-    def fail(content):
-        raise RuntimeError("torch.save failed")
-
-    monkeypatch.setattr(checkpoint, "to_bytes", fail)
+    monkeypatch.setattr(checkpoint, "to_bytes", mock.Mock(side_effect=RuntimeError("torch.save failed")))
     writer = checkpoint.Writer()
     writer.save(content(1), [tmp_path / "last.pt"], {})
     with pytest.raises(RuntimeError, match=r"torch\.save failed"):

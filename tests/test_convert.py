@@ -251,7 +251,7 @@ def put(root: Path, name: str, mask: Image.Image) -> None:
 
 
 def test_colours_that_smoothing_left_are_no_classes(tmp_path, capsys):
-    """D10: a disc and a square with smooth edges, and a thin pole whose colour is the mean of two other classes'."""
+    """A disc and a square with smooth edges, and a thin pole whose colour is the mean of two other classes'."""
     mask = np.zeros((60, 80, 3), np.uint8)
     cv2.circle(mask, (30, 30), 15, (255, 0, 0), -1, cv2.LINE_AA)
     mask[3:12, 60:70] = mask[20:50, 60:62] = (0, 255, 0)

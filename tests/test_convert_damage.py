@@ -11,6 +11,7 @@ import annotated
 import numpy as np
 import pytest
 from annotated import Picture
+from faulty_data import exif
 from PIL import Image
 from test_convert import convert, drawn, mask_of
 
@@ -69,9 +70,8 @@ def save(path: str, pixels: np.ndarray) -> Callable[[Path], None]:
 
 def swap_sides(root: Path, turn: int) -> None:
     """Swap the sides of an image in COCO's file, or those of the image by the EXIF orientation `turn`."""
-    exif, path = Image.Exif(), next(root.rglob("bad.*"))
-    exif[0x0112] = turn
-    Image.open(path).save(path, exif=exif)
+    path = next(root.rglob("bad.*"))
+    Image.open(path).save(path, exif=exif(turn))
     for key, value in (("width", 24), ("height", 32)) if turn == 1 else ():
         put(C, value, "images", 0, key)(root)
 
@@ -110,7 +110,7 @@ LABELME = [
     (put(L, "spline", "shapes", 0, "shape_type"), "shape_type 'spline'", "skip"),
     (points([[6, 5], [8, 8]], 1), "in a box of another size", "skip"),
     (put(L, -5, "imageHeight"), "32x-5 pixels", "skip"),
-    # X4: sizes and numbers are compared before memory is taken
+    # Sizes and numbers are compared before memory is taken
     (put(L, HUGE_PNG, "shapes", 1, "mask"), "a mask of 60000x60000 pixels in a box of another size", "skip"),
     (points([[0, 0], [59999, 59999]], 1), "60000x60000 pixels in an image of 32x24", "skip"),
     (points([[10**400, 1], [5, 1], [5, 9]]), "coordinates that are not numbers", "skip"),
@@ -140,7 +140,7 @@ COCO = [
     (lambda root: swap_sides(root, 1), "annotated as 24x32 .* has 32x24 .width and height are swapped", "skip"),
     (lambda root: swap_sides(root, 6), "annotated as 32x24 .* has 24x32 .EXIF turns the image", "skip"),
     (put(C, "x", "images", 0), r"images\[0\]: 'id' is missing or invalid", "lost"),
-    (put(C, [], "annotations"), "'annotations' is empty, so no object is labelled", "stop"),  # D11
+    (put(C, [], "annotations"), "'annotations' is empty, so no object is labelled", "stop"),
     # Their sum is 768 in int64, by overflow.
     (put(C, [2**62, 2**62, 2**62, 2**62 - 1, 769], *CUT, "counts"), "run lengths of 184467440737095", "skip"),
     (put(C, "o" * 200_000, *CUT, "counts"), "a number of more than 60 bits", "skip"),

@@ -1,13 +1,15 @@
 """What python -m tools.convert does to OUT: nothing is overwritten, and an interrupted start goes on."""
 
 import os
-import re
 from pathlib import Path
+from unittest import mock
 
 import annotated
 import numpy as np
 import pytest
 from annotated import Picture, draw_pictures
+from conftest import contents, refused
+from faulty_data import exif
 from PIL import Image
 from test_convert import convert, drawn, mask_of
 
@@ -15,10 +17,6 @@ from data.classes import read_classes
 from support.errors import UserError
 from tools.convert import output
 from tools.convert.__main__ import main
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -191,16 +189,14 @@ def test_exif_turns_an_image_and_its_mask(tmp_path):
     """LabelMe and this converter both see the turned image."""
     picture = Picture("a", np.zeros((6, 4, 3), np.uint8), [("cat", "box", [0, 0, 4, 2])])
     annotated.write_labelme(tmp_path / "in", [picture])
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees: the file has 4 rows of 6 pixels
-    Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(tmp_path / "in/a.png", exif=exif)
+    Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(tmp_path / "in/a.png", exif=exif(6))  # 4 rows of 6 pixels
     assert convert("labelme", tmp_path / "in", tmp_path / "out") == 0
     assert mask_of(tmp_path / "out", "a").tolist() == [[1] * 4] * 2 + [[0] * 4] * 4
 
 
 @pytest.mark.parametrize("kind", ["labelme", "coco", "cvat", "yolo", "labelstudio"])
 def test_pixels_and_images_without_a_label_are_said(tmp_path, capsys, kind):
-    """D15, D11: cat covers 5 and dog 2 of 10 columns; an export that declares classes may have no shape at all."""
+    """Cat covers 5 and dog 2 of 10 columns; an export that declares classes may have no shape at all."""
     shapes = [
         (name, "polygon", [[x, 0], [x + n, 0], [x + n, 4], [x, 4]]) for name, x, n in (("cat", 0, 5), ("dog", 6, 2))
     ]
@@ -217,14 +213,10 @@ def test_pixels_and_images_without_a_label_are_said(tmp_path, capsys, kind):
         convert(kind, tmp_path / "empty", tmp_path / "none")
 
 
-def no_link(*_):
-    raise OSError(18, "Invalid cross-device link")
-
-
 def test_processes_write_the_same_and_copy_where_links_fail(tmp_path, monkeypatch):
     source = annotated.write_cvat(tmp_path / "in", draw_pictures(17, kinds="polygon mask"))
     convert("cvat", source, tmp_path / "one")
-    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(18, "Invalid cross-device link")))
     convert("cvat", source, tmp_path / "two")  # in this process: others may not inherit the patch
     convert("cvat", source, tmp_path / "three", "--workers", "2")
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
@@ -244,6 +236,6 @@ def test_processes_write_the_same_and_copy_where_links_fail(tmp_path, monkeypatc
 )
 def test_wrong_words_are_named(tmp_path, source, monkeypatch, words, named):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=re.escape(named)):
+    with refused(named):
         main(words)
     assert not Path("out").exists()

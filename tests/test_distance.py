@@ -43,7 +43,7 @@ def test_pseudo_distance_of_a_square_by_hand():
     assert distance[1, 1] == math.trunc(math.e**3 * math.sqrt(2))
 
 
-def test_b9_without_a_background_class_strokes_of_class_0_count():
+def test_without_a_background_class_strokes_of_class_0_count():
     label = np.full((1, 9), 255, np.uint8)
     label[0, 0], label[0, 8] = 0, 3
     # sqrt(e) = 1.6487: 255 - trunc(1.6487 d), d to the nearer end, or to the right end only
@@ -52,7 +52,7 @@ def test_b9_without_a_background_class_strokes_of_class_0_count():
     assert (255 - scribble_distance(label)[0]).tolist() == near[::-1]
 
 
-def test_b9_without_a_background_class_each_class_has_a_contour():
+def test_without_a_background_class_each_class_has_a_contour():
     label = np.zeros((3, 8), np.uint8)
     label[:, 4:] = 2
     label[:, 7] = 255

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import finish, read_metrics, run_train, start_group, succeed, wait_until
+from conftest import DENSE, finish, read_metrics, refused, run_train, score, start_group, succeed, using, wait_until
 from PIL import Image
 from test_report import Elements
 
@@ -24,38 +24,23 @@ WINDOWS = ["--scales", "0.5", "1", "1.25", "--flip", "--window", "65", "--stride
 @pytest.fixture(scope="module")
 def run(demo_root, tmp_path_factory):
     """The folder of a short run, with an average of weights, whose validation says something."""
-    return run_train(
-        dataset_path=demo_root,
-        logdir=tmp_path_factory.mktemp("log"),
-        dataset="Dense",
-        model_type="res50_ASPP",
-        epochs=2,
-        lr=0.05,
-        ema=0.5,
-        val_batchsize=2,
-    )
-
-
-def score(run, tmp_path, *words: str) -> dict:
-    file = tmp_path / "scores.json"
-    assert evaluate.main(["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--json", str(file), *words]) == 0
-    return json.loads(file.read_text())
+    data = {"dataset_path": demo_root, "logdir": tmp_path_factory.mktemp("log")}
+    return run_train(**DENSE, **data, epochs=2, lr=0.05, ema=0.5, val_batchsize=2)
 
 
 def test_says_what_the_run_said(run, tmp_path):
-    found, logged = score(run, tmp_path), read_metrics(run, "val")[-1]
+    found, logged = score(run / "last.pt", tmp_path), read_metrics(run, "val")[-1]
     about = {name: logged.pop(name) for name in ("kind", "epoch", "step")}
     assert found | logged == found, about
-    assert score(run, tmp_path, "--weights", "raw")["confusion"] != found["confusion"]
+    assert score(run / "last.pt", tmp_path, "--weights", "raw")["confusion"] != found["confusion"]
 
 
 def test_scores_are_those_of_the_masks_that_predict_writes(run, demo_root, tmp_path, capsys):
-    found = score(run, tmp_path, *WINDOWS)
+    found = score(run / "last.pt", tmp_path, *WINDOWS)
     said = capsys.readouterr().out
     names = (demo_root / "ImageSets/SegmentationAug/val.txt").read_text().split()
     images = [str(demo_root / "JPEGImages" / f"{name}.jpg") for name in names]
-    words = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--workers", "0", "--output", str(tmp_path)]
-    assert predict.main([*words, *WINDOWS, "--input", *images]) == 0
+    assert predict.main(using(run / "last.pt", "--output", tmp_path, *WINDOWS, "--input", *images)) == 0
     confusion = np.zeros((5, 5), np.int64)
     for name, image in zip(names, found["per_image"], strict=True):
         with Image.open(tmp_path / "masks" / f"{name}.png") as mask:
@@ -84,9 +69,8 @@ def test_same_confusion_matrix_at_any_number_of_processes(run, tmp_path, words):
     found = []
     for world_size in (1, 2, 4):
         file = tmp_path / f"{world_size}.json"
-        given = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--workers", "0", "--json", str(file), *words]
-        results = finish(start_group(world_size, [*given, "--distributed"], tmp_path, "evaluate.py"))
-        assert [status for status, _, _ in results] == [0] * world_size, results
+        given = using(run / "last.pt", "--json", file, *words, "--distributed")
+        succeed(start_group(world_size, given, tmp_path, "evaluate.py"))
         found.append(json.loads(file.read_text()))
     assert found[1] == found[0]
     assert found[2] == found[0]
@@ -94,12 +78,12 @@ def test_same_confusion_matrix_at_any_number_of_processes(run, tmp_path, words):
 
 
 def test_another_split_and_other_folders(run, demo_root, tmp_path):
-    found = score(run, tmp_path, "--split", "train")
+    found = score(run / "last.pt", tmp_path, "--split", "train")
     assert (found["images"], found["pixels"]) == (8, 8 * 120 * 160)
-    found = score(run, tmp_path, "--val_path", "pascal_2012_scribble")
+    found = score(run / "last.pt", tmp_path, "--val_path", "pascal_2012_scribble")
     assert 0 < found["pixels"] < 3 * 120 * 160 / 2
     with pytest.raises(UserError, match="test"):
-        score(run, tmp_path, "--split", "test")
+        score(run / "last.pt", tmp_path, "--split", "test")
 
 
 def test_report_of_the_run_is_that_of_its_best_checkpoint(run, tmp_path):
@@ -114,7 +98,7 @@ def test_report_of_the_run_is_that_of_its_best_checkpoint(run, tmp_path):
     assert page["scores"]["miou"] == best["miou"]
     assert page["facts"][0] == ["checkpoint", f"{run / 'best.pt'}, step {best['step']}"]
     assert len(page["examples"]) == 3
-    words = ["--checkpoint", str(run / "best.pt"), "--device", "cpu", "--workers", "0", "--report"]
+    words = using(run / "best.pt", "--report")
     evaluate.main([*words, str(tmp_path / "one")])
     succeed(start_group(2, [*words, "two", "--distributed"], tmp_path, "evaluate.py"))
     for name in ("one", "two"):
@@ -125,25 +109,22 @@ def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_roo
     content = torch.load(run / "last.pt", weights_only=True)
     weights = {f"module.{name}": value for name, value in content["model"].items()}
     torch.save({"state_dict": weights}, tmp_path / "w.pth")
-    words = ["--checkpoint", str(tmp_path / "w.pth"), "--device", "cpu", "--json", str(tmp_path / "w.json")]
-    words += ["--amp", "none"]  # as in the run
+    words = using(tmp_path / "w.pth", "--json", tmp_path / "w.json", "--amp", "none")  # as in the run
     with pytest.raises(UserError, match="does not say which model its weights belong to"):
         evaluate.main(words)
     model = ["--model_type", "res50_ASPP", "--layers", "18", "--numclasses", "5", "--val_batchsize", "2"]
-    expected = score(run, tmp_path, "--weights", "raw")["confusion"]
+    expected = score(run / "last.pt", tmp_path, "--weights", "raw")["confusion"]
     for flags in ([*model, "--dataset_path", str(demo_root)], ["--config", str(run / "config.yaml")]):
         assert evaluate.main([*words, *flags]) == 0
         assert json.loads((tmp_path / "w.json").read_text())["confusion"] == expected
 
 
 def test_signal_ends_it_on_all_ranks(run, tmp_path):
-    words = ["--checkpoint", str(run / "last.pt"), "--device", "cpu", "--split", "train", "--val_batchsize", "1"]
-    words += ["--scales", *["2"] * 40, "--distributed"]
+    words = using(run / "last.pt", "--split", "train", "--val_batchsize", 1, "--scales", *[2] * 40, "--distributed")
     group = start_group(2, words, tmp_path, "evaluate.py")
     wait_until(lambda: "on 8 images of train" in group[0].texts()[0], group)  # it begins with 4 images of each process
     group[1].send_signal(signal.SIGTERM)
-    results = finish(group)
-    assert [status for status, _, _ in results] == [75, 75], results
+    results = finish(group, status=75)
     # evaluate.py has no --overwrite.
     assert "stopped by SIGTERM on rank 1; to finish, run the same command again\n" in results[0][1]
 
@@ -183,5 +164,5 @@ def test_wrong_flags_and_files_are_named(run, demo_root, tmp_path, monkeypatch, 
     for path in (tmp_path / "data/masks").iterdir():
         Image.new("L", (160, 120), 255).save(tmp_path / "data/empty" / path.name)
     fixed = ["--checkpoint", str(run / "last.pt"), "--dataset_path", "data", "--val_path", "masks", "--device", "cpu"]
-    with pytest.raises(UserError, match=re.escape(named)):
+    with refused(named):
         evaluate.main([*fixed, *(word.format(run=run, data=tmp_path / "data") for word in words)])

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import ALONE
 from PIL import Image
 
 from data.sampler import EvalBatches
-from distributed.group import Group
 from inference.scoring import evaluate_split, gather_predictions
 from support.batch import EvalBatch
 
 NUM_IMAGES, WORST = 60, 37
-GROUP = Group(torch.device("cpu"))
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray]:
@@ -70,13 +69,13 @@ class Batches(list):
 
 def scored(indices: list[int], size: int = 4):
     predictor = SimpleNamespace(labels=lambda images, step: images[..., 0], num_windows=lambda size: 1)
-    return evaluate_split(predictor, Batches(batches(indices, size)), GROUP, "images", keep_pictures=True)
+    return evaluate_split(predictor, Batches(batches(indices, size)), ALONE, "images", keep_pictures=True)
 
 
 @pytest.mark.parametrize("size", [1, 7, 60])
 def test_the_worst_images_are_kept_and_no_more(size):
     result = scored(list(range(NUM_IMAGES)), size)
-    shown = gather_predictions(result, GROUP)
+    shown = gather_predictions(result, ALONE)
     assert list(shown) == plain_choice()
     assert next(iter(shown)) == WORST
     assert set(result.pngs) == set(shown)  # at most 12 + 6 + 4 of 60
@@ -90,4 +89,4 @@ def test_the_same_images_are_shown_of_any_number_of_processes():
     shares = [scored(list(range(rank, NUM_IMAGES, 3))) for rank in range(3)]
     shares[0].counts = sum(share.counts for share in shares)
     group = SimpleNamespace(gather=lambda _: [[share.pngs.get(index) for index in plain_choice()] for share in shares])
-    assert gather_predictions(shares[0], group) == gather_predictions(whole, GROUP)
+    assert gather_predictions(shares[0], group) == gather_predictions(whole, ALONE)

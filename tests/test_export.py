@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -201,11 +202,8 @@ def test_wrong_file_is_not_left_behind(run_folder, tmp_path, monkeypatch):
 
 def test_file_that_fails_at_a_size_leaves_no_traceback(run_folder, tmp_path, monkeypatch):
     """Some networks of timm export, and then assert the sizes that they were traced with."""
-
-    def fail(*_):
-        raise RuntimeError("Runtime assertion\nfailed for expression Ne(s90, 6)")
-
-    monkeypatch.setattr(OnnxModel, "run", fail)
+    error = RuntimeError("Runtime assertion\nfailed for expression Ne(s90, 6)")
+    monkeypatch.setattr(OnnxModel, "run", mock.Mock(side_effect=error))
     message = r"the ONNX file fails on images of \(7, 13\) \(Runtime assertion failed for expression"
     with pytest.raises(UserError, match=message) as error:
         run(run_folder, "--output", str(tmp_path))

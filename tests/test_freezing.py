@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_same_run, start_group, succeed
+from conftest import ALONE, DENSE, assert_same_run, start_group, succeed
 from test_models import foreground
 from torch import nn
 
 import models
-from distributed.group import Group
 from flags import parse_flags
 from models.layers import blocks
 from models.segmenter import Segmenter
@@ -18,7 +17,6 @@ from training import checkpoint
 from utils import get_model
 
 PARTS = [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]
-DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}
 
 
 def build(layers: int, **options) -> Segmenter:
@@ -87,7 +85,7 @@ def test_frozen_weights_stay_in_a_run_of_two_processes_whatever_else_is_on(demo_
     succeed(start_group(2, [*words, "--name", "all", "--grad_checkpointing"], tmp_path))
     assert_same_run(tmp_path / "all", tmp_path / "plain")
     content = vars(checkpoint.read_run(tmp_path / "all" / "last.pt"))
-    first = get_model(parse_flags(words), Group(torch.device("cpu")))[0].state_dict()  # what the run began with
+    first = get_model(parse_flags(words), ALONE)[0].state_dict()  # what the run began with
     for part in ("model", "ema"):
         for name, value in content[part].items():
             same = torch.equal(value, first[name])

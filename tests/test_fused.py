@@ -1,19 +1,18 @@
-"""Fused batch norm, ReLU and convolution: values, gradients and statistics of the modules, and less that is kept."""
+"""Fused batch norm, ReLU and convolution, and depthwise convolution: values and gradients of the modules, less kept."""
 
 import copy
 import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from models.layers import blocks
-from models.layers.blocks import ConvNormReLU, use_our_layers
+from models.layers import blocks, convolution
+from models.layers.blocks import use_our_layers
 from models.layers.convolution import Conv2d
-from models.layers.fused import norm_relu_pool
-from models.layers.norm import BatchNorm2d
 
 CHANNELS_LAST = {"memory_format": torch.channels_last}
 
@@ -95,23 +94,6 @@ def test_block_is_torchvisions(kind, shortcut, frozen, many_pixels, monkeypatch)
     assert ours.bn1.num_batches_tracked == (0 if frozen else 1)
 
 
-def test_stem_and_branch_are_their_modules():
-    torch.manual_seed(0)
-    conv, norm, pool = nn.Conv2d(3, 4, 3), BatchNorm2d(4), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
-    ours = nn.Sequential(conv, norm).double()
-    theirs = copy.deepcopy(ours)
-    x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
-    pooled = norm_relu_pool(ours[0](x), ours[1], pool)
-    expected = pool(theirs(x).relu())
-    branch = ConvNormReLU(*copy.deepcopy(ours), nn.ReLU())
-    torch.testing.assert_close(pooled, expected)
-    torch.testing.assert_close(branch(x), theirs(x).relu())
-    for result in (pooled, expected):
-        result.square().sum().backward()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-
-
 def test_fp16_takes_the_module_whose_sums_cannot_overflow():
     """The sum of z^2 over 90,000 pixels is about 90,000; fp16 ends at 65,504."""
     torch.manual_seed(0)
@@ -153,3 +135,56 @@ def test_gradients_have_the_strides_of_the_weights(amp):
     trained(block, amp)
     for parameter in block.parameters():
         assert parameter.grad.stride() == parameter.stride()
+
+
+# kernel, stride, dilation, padding, height, width
+GEOMETRIES = [
+    (3, 1, 1, 1, 9, 8),
+    (3, 2, 1, 0, 11, 12),
+    (5, 1, 2, 4, 9, 8),
+    (5, 2, 1, 2, 11, 8),
+    (5, 2, 2, 4, 13, 12),
+    (5, 4, 1, 2, 14, 15),
+    (1, 1, 1, 1, 5, 6),
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+)
+def test_gradients_are_those_of_torch(geometry, dtype, tolerance):
+    size, stride, dilation, padding, height, width = geometry
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in ((3, 6, height, width), (6, 1, size, size))
+    )
+    conv = Conv2d(6, 6, size, stride, padding, dilation, groups=6, bias=False)
+    conv.weight = torch.nn.Parameter(weight.detach())
+    ours, weight = conv(x), conv.weight
+    exact = [value.detach().double().requires_grad_() for value in (x, weight)]
+    theirs = F.conv2d(*exact, None, stride, padding, dilation, 6)
+    grad = torch.randn(theirs.shape, generator=generator, dtype=torch.float64).to(dtype)
+    expected = torch.autograd.grad(theirs, exact, grad.double())
+    torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))
+    for one, other in zip(torch.autograd.grad(ours, (x, weight), grad), expected, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * float(other.abs().max()))
+
+
+def test_our_convolution_uses_it_for_depthwise_kernels_on_the_cpu(monkeypatch):
+    used = []
+
+    def watch(name):
+        gradients = getattr(convolution, name)
+        monkeypatch.setattr(
+            convolution, name, lambda *args, **options: used.append(name) or gradients(*args, **options)
+        )
+
+    watch("depthwise_gradients")
+    watch("convolution_gradients")
+    for groups in (6, 1, 2):  # torch computes the gradients of 2 groups
+        conv = Conv2d(6, 6, 5, padding=2, groups=groups, bias=False)
+        conv(torch.randn(1, 6, 9, 9, requires_grad=True)).sum().backward()
+    assert used == ["depthwise_gradients", "convolution_gradients"]

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from chaos import unequal
 from conftest import assert_same_run, flags, start_group, succeed
 from test_models import foreground
 from torch import nn
@@ -11,11 +12,8 @@ from torch import nn
 import models
 import utils
 from distributed.group import Group
-from distributed.join import process_group
 from distributed.precision import autocast
 from flags import parse_flags
-from models.backbone import Recomputed
-from models.layers.norm import synchronize
 
 CPU = torch.device("cpu")
 
@@ -44,12 +42,6 @@ def trained(model: nn.Module, *, steps: int = 2, accum_steps: int = 1, amp: str 
     return losses
 
 
-def assert_same(one: nn.Module, other: nn.Module) -> None:
-    for (name, value), (same_name, same) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
-        assert name == same_name
-        assert torch.equal(value, same), name
-
-
 @pytest.mark.parametrize(("layers", "settings"), [(18, {}), (50, {"amp": "bf16"}), (18, {"accum_steps": 3})])
 @pytest.mark.parametrize("freeze_bn", [False, True])
 def test_same_weights_statistics_and_losses(layers, settings, freeze_bn):
@@ -60,26 +52,13 @@ def test_same_weights_statistics_and_losses(layers, settings, freeze_bn):
     before = copy.deepcopy(plain)
     losses = trained(plain, **settings)
     assert all(map(torch.equal, trained(checkpointed, **settings), losses))
-    assert_same(checkpointed, plain)
+    assert not unequal(checkpointed.state_dict(), plain.state_dict())
     assert not torch.equal(plain.backbone.conv1.weight, before.backbone.conv1.weight)
     passes = 0 if freeze_bn else 2 * settings.get("accum_steps", 1)
     assert checkpointed.backbone.layer4[0].bn2.num_batches_tracked == passes
     assert (
         torch.equal(plain.backbone.layer4[0].bn2.running_mean, before.backbone.layer4[0].bn2.running_mean) == freeze_bn
     )
-
-
-def test_synchronised_batch_norm_is_one_whose_statistics_are_kept():
-    block = build().backbone.layer1[0]
-    plain = copy.deepcopy(block)
-    synchronize(block)
-    block.forward = Recomputed(block)
-    x = torch.randn(2, 64, 5, 5, requires_grad=True)
-    with process_group(distributed=True, device="cpu"):
-        block(x).sum().backward()
-    plain(x)
-    assert block.bn1.num_batches_tracked == 1
-    torch.testing.assert_close(block.bn1.running_var, plain.bn1.running_var)
 
 
 SYNCHRONISED = {"amp": "bf16", "ema": 0.5, "sync_bn": "on"}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from conftest import REPO
+from conftest import ALONE, REPO
 from documents import commands
 from known_datasets import HEIGHT, draw_ade20k, draw_cityscapes, draw_cocostuff, draw_voc_sbd
 
@@ -16,7 +15,6 @@ import predict
 import train
 from data.dataset import SegmentationDataset
 from data.histogram import count_labels
-from distributed.group import Group
 from flags import parse_flags
 from tools.check.__main__ import main
 from training.settle import share_batch
@@ -49,8 +47,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def load(words: list[str], split: str = "train") -> SegmentationDataset:
-    alone = Group(torch.device("cpu"))
-    return get_loader(share_batch(parse_flags([*words, *TINY.split()]), alone), split, alone).dataset
+    return get_loader(share_batch(parse_flags([*words, *TINY.split()]), ALONE), split, ALONE).dataset
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -5,7 +5,7 @@ import shlex
 import cv2
 import numpy as np
 import pytest
-from conftest import finish, flags, one_line_each, start_group
+from conftest import DENSE, finish, flags, one_line_each, start_group
 from faulty_data import Drawn, label, picture
 from PIL import Image
 
@@ -46,17 +46,9 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
     drawn = Drawn(tmp_path / "my data", image="pictures", mask="gt")
     for name in ("train/a", "train/b", "val/a", "val/b"):
         drawn.pair(name, picture("one", HEIGHT, WIDTH), stripes(0, 255))
-    folders = {"image_path": "pictures", "train_path": "gt", "val_path": "gt"}
-    words = flags(
-        dataset_path=drawn.root,
-        numclasses=2,
-        logdir=tmp_path / "log",
-        batchsize=1,
-        dataset="Folder",
-        model_type="res50_ASPP",
-        label_map="",  # chosen: train.py would choose binary
-        **folders,
-    )
+    data = DENSE | {"dataset": "Folder", "image_path": "pictures", "train_path": "gt", "val_path": "gt"}
+    data["label_map"] = ""  # chosen: train.py would choose binary
+    words = flags(**data, dataset_path=drawn.root, numclasses=2, logdir=tmp_path / "log", batchsize=1)
     results = finish(start_group(2, words, tmp_path))
     problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
     one_line_each(results, problem)
@@ -88,7 +80,7 @@ def test_a_number_of_classes_that_labels_do_not_need_is_told(tmp_path, warnings)
     assert warnings(draw(tmp_path, masks), [], 4) == []
 
 
-def test_d1_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
+def test_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
     mixed = [stripes(0, 255), *[stripes(0, 1)] * 3, stripes(0, 2)]
     (line,) = warnings(draw(tmp_path, mixed), [], 3)
     assert line.startswith("1 of 5 training labels hold only 0 and 255 (ignored), the others have no 255")
@@ -98,7 +90,7 @@ def test_d1_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
 
 
 @pytest.mark.parametrize("values", [(1, 255), (0,), (1,)])
-def test_d12_training_labels_of_one_class_are_named(tmp_path, warnings, values):
+def test_training_labels_of_one_class_are_named(tmp_path, warnings, values):
     (line,) = warnings(draw(tmp_path, [stripes(*values)]), [], 2)
     assert line.startswith(f"the training labels hold only class {values[0]}")
 
@@ -125,10 +117,6 @@ def resized(mask: np.ndarray, method: int, size: tuple[int, int]) -> np.ndarray:
     return cv2.resize(mask, size, interpolation=method)
 
 
-def as_jpeg(mask: np.ndarray) -> np.ndarray:
-    return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
-
-
 @pytest.mark.parametrize("classes", [(5,), range(21)])
 def test_masks_with_interpolated_borders_are_told_from_thin_objects(classes):
     """Discs and lines of one pixel, drawn without smoothing; discs resized or coded with it."""
@@ -144,8 +132,8 @@ def test_masks_with_interpolated_borders_are_told_from_thin_objects(classes):
     nearest = [resized(lines, cv2.INTER_NEAREST, size) for size in ((120, 90), (500, 300))]
     assert [is_smoothed(mask) for mask in (discs, lines, noise, *nearest)] == [False] * 5
     ways = [(cv2.INTER_LINEAR, (500, 300)), (cv2.INTER_CUBIC, (500, 300)), (cv2.INTER_AREA, (120, 90))]
-    smooth = [resized(discs, *way) for way in ways]
-    assert [is_smoothed(mask) for mask in (*smooth, as_jpeg(discs))] == [True] * 4
+    jpeg = cv2.imdecode(cv2.imencode(".jpg", discs)[1], cv2.IMREAD_GRAYSCALE)
+    assert [is_smoothed(mask) for mask in (*(resized(discs, *way) for way in ways), jpeg)] == [True] * 4
 
 
 def test_real_masks_are_smoothed_only_if_they_are_resized_so(camvid):

@@ -105,3 +105,11 @@ def test_positions_are_those_of_the_mask(background):
     assert counts == mask.flatten(1).sum(1).tolist()
     assert counts[1] == 0
     assert 0 < counts[0] < mask[0].numel() or background is None
+
+
+def test_large_features_stay_finite_in_half_precision():
+    torch.manual_seed(0)
+    x = torch.randn(1, 64, 4, 4) * 300  # the sum of 64 products of such numbers is above 65504, fp16's largest
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = LoRM(64)(x, queries(torch.ones(1, 4, 4, dtype=torch.bool)))["lorm"]
+    assert 0 < loss < torch.inf

@@ -1,21 +1,24 @@
-"""Scores, by numbers worked out by hand."""
+"""Scores, by numbers worked out by hand; and metrics of training, by a clock that only moves when it is told to."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import ALONE
 
-from training import scores as metrics
-from training.scores import confusion_matrix, scores, table
+from training.record.metrics import Metrics
+from training.scores import confusion_matrix, image_scores, miou_interval, scores, table
 
 
 def test_confusion_matrix_counts_labelled_pixels():
     label = torch.tensor([[0, 0, 1, 255]], dtype=torch.uint8)
     predicted = torch.tensor([[0, 1, 1, 2]])
     assert confusion_matrix(predicted, label, 3).tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 0]]
-    assert confusion_matrix(predicted, label, 3).dtype == torch.int64  # D12
+    assert confusion_matrix(predicted, label, 3).dtype == torch.int64
 
 
-def test_every_score_and_d10_absent_classes_leave_the_mean():
+def test_every_score_and_absent_classes_leave_the_mean():
     # class 0: 3 right, 1 called 1. class 1: 2 right, 1 called 3. class 2: absent, never predicted. class 3: absent.
     result = scores(torch.tensor([[3, 1, 0, 0], [0, 2, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]))
     assert result["iou"] == [3 / 4, 2 / 4, None, 0.0]
@@ -72,9 +75,92 @@ def test_classes_that_are_never_predicted_are_named():
 def test_scores_of_images_and_the_interval_over_them():
     # Correct, labelled and predicted pixels of 2 classes: one of two right; nothing labelled.
     counts = np.array([[[1, 0], [2, 0], [1, 1]], [[0, 0], [0, 0], [5, 0]]])
-    assert metrics.image_scores(counts) == [{"miou": 0.5, "iou": [0.5, 0]}, {"miou": None, "iou": [0, None]}]
+    assert image_scores(counts) == [{"miou": 0.5, "iou": [0.5, 0]}, {"miou": None, "iou": [0, None]}]
     # Of 100 images 50 are right, each with one pixel of one class, labelled as it or not predicted: the share of right
     # ones among 100 draws has a standard deviation of 0.05.
     right = np.arange(100) < 50
     counts = np.stack([right, np.ones(100), right], axis=1)[..., None]
-    assert metrics.miou_interval(counts) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05), abs=0.015)
+    assert miou_interval(counts) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05), abs=0.015)
+
+
+LOADER = SimpleNamespace(num_workers=0)
+
+
+@pytest.fixture
+def now(monkeypatch) -> list[float]:
+    """The time, to be changed by the test."""
+    now = [0.0]
+    monkeypatch.setattr("training.record.metrics.time.perf_counter", lambda: now[0])
+    return now
+
+
+def log_step(metrics: Metrics, epoch: int, step: int, loss: float) -> None:
+    scaler = SimpleNamespace(is_enabled=lambda: False)
+    state = SimpleNamespace(epoch=epoch, step=step, grad_norm=None, scaler=scaler)
+    metrics.log_step(state, {"loss": torch.tensor(loss)}, lr=0.1, num_images=2)
+
+
+def test_validation_between_steps_is_not_in_the_rate_of_training(now, monkeypatch):
+    """2 images in 1 s, and a validation of 100 s between the steps."""
+    metrics, lines = Metrics(ALONE), []
+    metrics.log_interval = 2
+    monkeypatch.setattr(metrics, "_write", lambda line, *_: lines.append(line))
+
+    for step in metrics.steps([1, 2, 3], total=3, title=""):
+        if step == 2:
+            with metrics.pause():
+                now[0] += 100
+        now[0] += 1
+        log_step(metrics, 1, step, 1.0)
+    metrics.end_epoch()
+    assert [line["images_per_s"] for line in lines] == [2.0, 2.0]
+
+
+def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
+    """A process resumes at step 10 of 40 and does 5 steps in 1040 s, about 17 min, of which the first takes 1000 s.
+
+    25 steps are left, which take 250 s, about 4 min.
+    """
+    metrics = Metrics(ALONE)
+    metrics.log_interval = 100
+    metrics.pace.run_steps = 30
+    for step in metrics.steps(range(5), total=5, title=""):
+        now[0] += 10 if step else 1000  # of the first step
+        log_step(metrics, 3, 11 + step, float(step))
+    metrics.end_epoch()
+    assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
+    assert metrics.pace.text(2, LOADER) == "17 min, 4 min left, 0.00962 images/s"  # 10 images in 1040 s
+    metrics.pace.run_steps = 5
+    assert metrics.pace.text(2, LOADER) == "17 min, 0.00962 images/s"
+
+
+def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(now):
+    """The first batch takes 50 s, which do not count; then 4 steps of 3 s, 3 waits of 2 s, two validations of 100 s."""
+    metrics = Metrics(ALONE)
+    metrics.log_interval = 100
+
+    def batches(wait: float):
+        now[0] += 50 - wait
+        for number in range(4):
+            now[0] += wait
+            yield number
+
+    def validate() -> None:
+        with metrics.pause():
+            now[0] += 100
+
+    def epoch(wait: float) -> str:
+        for step in metrics.steps(batches(wait), total=4, title=""):
+            if step == 2:
+                validate()
+            now[0] += 3
+        validate()
+        return metrics.pace.text(6, LOADER).partition(", ")[2].partition("left, ")[2]
+
+    # 24 images in 4 * 3 + 3 * 2 = 18 s, of which 6 s are waiting
+    metrics.pace.run_steps = 100
+    advice = "33% of the time is waiting for the loader: raise --workers (now 0)"
+    assert epoch(2.0) == f"1.33 images/s: {advice}"
+    assert epoch(0.0) == "2 images/s"
+    # 3 waits of 0.4 s are 1.2 of 13.2 s, 9 %: below the limit; 24 / 13.2 = 1.818
+    assert epoch(0.4) == "1.82 images/s"

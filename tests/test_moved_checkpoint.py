@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_train
+from conftest import run_train, score, using
 
-import evaluate
 import export
 import pseudo
 import segtrain
@@ -38,24 +37,19 @@ def folder(demo_root, tmp_path, monkeypatch) -> Path:
     return run_train(**WORDS, logdir="log", name="x", label_map="own/map.txt", ema=0.5, log_interval=7)
 
 
-def scores(*words: object) -> dict:
-    evaluate.main([*map(str, words), "--device", "cpu", "--workers", "0", "--json", "scores.json"])
-    return json.loads(Path("scores.json").read_text())
-
-
 def test_a_moved_checkpoint_needs_no_other_file(folder, demo_root, tmp_path, monkeypatch, capsys):
-    before = scores("--checkpoint", folder / "best.pt", "--dataset_path", demo_root)
+    before = score(folder / "best.pt", tmp_path, "--dataset_path", demo_root)
     moved = tmp_path / "another place" / "model.pt"
     moved.parent.mkdir()
     (folder / "best.pt").rename(moved)
     shutil.rmtree("own")
     shutil.rmtree("log")
     monkeypatch.chdir(moved.parent)
-    after = scores("--checkpoint", "model.pt", "--dataset_path", demo_root, "--report", "page")
+    after = score("model.pt", tmp_path, "--dataset_path", demo_root, "--report", "page")
     assert after["classes"] == NAMES
     assert after["confusion"] == before["confusion"]  # so the map is followed
     assert '"earth"' in Path("page/index.html").read_text()
-    other = scores("--checkpoint", "model.pt", "--dataset_path", demo_root, "--label_map", "")
+    other = score("model.pt", tmp_path, "--dataset_path", demo_root, "--label_map", "")
     assert other["confusion"][0] == after["confusion"][1]
     model = segtrain.load(moved)
     assert (model.classes, model.colours[0].tolist()) == (NAMES, [1, 2, 3])
@@ -63,8 +57,7 @@ def test_a_moved_checkpoint_needs_no_other_file(folder, demo_root, tmp_path, mon
     assert json.loads(about["class_names"]) == NAMES
     Path("five.txt").write_text("a\nb\nc\nd\ne")
     assert segtrain.load(moved, classes="five.txt").classes == list("abcde")
-    words = ["--checkpoint", "model.pt", "--dataset_path", demo_root, "--label_map", "", "--output", "pseudo"]
-    pseudo.main([*map(str, words), "--device", "cpu", "--workers", "0"])
+    pseudo.main(using("model.pt", "--dataset_path", demo_root, "--label_map", "", "--output", "pseudo"))
     assert "--classes pseudo/classes.txt" in capsys.readouterr().out  # as the file of the checkpoint is gone
     assert Path("pseudo/classes.txt").read_text().startswith("earth #010203\ndisc")
 

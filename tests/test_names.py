@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import run_train
+from conftest import run_train, using
 from test_layout import find, put, put_pairs
 
 import evaluate
@@ -92,7 +92,7 @@ def test_names_of_splits_in_training_and_scoring(tmp_path, capsys):
     put_pairs(tmp_path / "data", *(f"training/{number}" for number in range(2)), "validation/a", "test/b", "test/c")
     names = {"train_split": "training", "val_split": "validation"}
     folder = run_train(dataset="Folder", dataset_path=tmp_path / "data", numclasses=2, logdir=tmp_path / "log", **names)
-    score = ["--checkpoint", str(folder / "last.pt"), "--device", "cpu", "--workers", "0"]
+    score = using(folder / "last.pt")
     capsys.readouterr()
     assert evaluate.main(score) == 0  # the checkpoint remembers the name
     assert "on 1 images of validation" in capsys.readouterr().out

@@ -1,6 +1,7 @@
-"""SGD and AdamW in one kernel, as on CUDA: steps of the plain ones, also with a loss scale, and exchangeable states."""
+"""SGD and AdamW in one kernel, as on CUDA: steps of the plain ones, exchangeable states; and groups of parameters."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import utils
 from distributed.group import Group
 from distributed.precision import LossScaler
 from flags import parse_flags
-from training.optimizers import FusedSGD, make_optimizer
+from training.optimizers import FusedSGD, make_optimizer, parameter_groups
 from training.state import _restore_optimizer
 
 OPTIONS = {"lr": 0.5, "weight_decay": 0.125}
@@ -100,20 +101,21 @@ def test_step_counts_move_to_the_device_of_their_parameter():
     ("name", "device", "kind"),
     [("sgd", "cpu", SGD), ("sgd", "cuda", FusedSGD), ("adamw", "cpu", AdamW), ("adamw", "cuda", AdamW)],
 )
-def test_cuda_gets_the_fused_one(tmp_path, name, device, kind):
-    cfg = parse_flags(flags(dataset_path=tmp_path, optimizer=name))
+def test_the_optimizer_follows_its_flags_and_is_fused_on_cuda(tmp_path, name, device, kind):
+    given, own = ({"momentum": 0.7},) * 2 if name == "sgd" else ({}, {"betas": (0.9, 0.999)})
+    cfg = parse_flags(flags(dataset_path=tmp_path, optimizer=name, wdecay=0.03, **given))
     model = models.build(cfg.model_type, layers=18, num_classes=5)
     optimizer = utils.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind
+    [group] = optimizer.param_groups
+    assert (own | {"lr": 0.5, "weight_decay": 0.03, "lr_factor": 1.0}).items() <= group.items()
     assert bool(optimizer.defaults["fused"]) == (device == "cuda")
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_where_the_fused_kernel_fails_the_plain_ones_are_taken(name, monkeypatch, caplog):
-    def fail(*args, **options):
-        raise RuntimeError("CUDA error: no kernel image is available")
-
-    monkeypatch.setattr(torch, f"_fused_{name}_", fail)
+    error = RuntimeError("CUDA error: no kernel image is available")
+    monkeypatch.setattr(torch, f"_fused_{name}_", mock.Mock(side_effect=error))
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.ones(2)
     optimizer = make_optimizer(name, [{"params": [weight], "lr_factor": 2.0}], fused=True, lr=0.1)
@@ -122,3 +124,48 @@ def test_where_the_fused_kernel_fails_the_plain_ones_are_taken(name, monkeypatch
     assert (weight < 0).all()
     [line] = caplog.messages
     assert line.startswith(f"--optimizer {name}: the fused update fails here")
+
+
+def build(**options) -> models.Segmenter:
+    return models.build("res50_ASPP_lorm", layers=50, num_classes=4, **options)
+
+
+def settings(model: models.Segmenter, **options) -> dict[str, tuple[float, float]]:
+    """{trained parameter: (factor on its learning rate, weight decay)}. Each is in one group only."""
+    groups = parameter_groups(model, weight_decay=0.05, **options)
+    by_id = {id(value): (group["lr_factor"], group["weight_decay"]) for group in groups for value in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(by_id)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[key]: values for key, values in by_id.items()}
+
+
+def test_default_is_one_group_in_the_models_order():
+    """As in checkpoints from before there were groups: the optimizer's state is saved by position."""
+    model = build()
+    [group] = parameter_groups(model, weight_decay=0.05)
+    assert [id(value) for value in group["params"]] == [id(value) for value in model.parameters()]
+    assert (group["lr_factor"], group["weight_decay"]) == (1.0, 0.05)
+
+
+def test_head_norms_biases_and_what_the_backbone_exempts():
+    model = build(freeze_backbone=2)
+    model.backbone.no_weight_decay = lambda: {"layer3.0.conv1.weight"}
+    norms = {
+        f"{prefix}.{name}"
+        for prefix, module in model.named_modules()
+        if isinstance(module, nn.BatchNorm2d)
+        for name, _ in module.named_parameters()
+    }
+    exempt = norms | {name for name, _ in model.named_parameters() if name.endswith(".bias")} | {"lorm.gamma"}
+    exempt |= {"backbone.layer3.0.conv1.weight"}
+    frozen = ("backbone.conv1", "backbone.bn1", "backbone.layer1")
+    trained = [name for name, _ in model.named_parameters() if not name.startswith(frozen)]
+    for decay_norm_bias in (True, False):
+        found = settings(model, decay_norm_bias=decay_norm_bias, head_lr_factor=10.0)
+        assert found == {
+            name: (
+                1.0 if name.startswith("backbone.") else 10.0,
+                0.0 if name in exempt and not decay_norm_bias else 0.05,
+            )
+            for name in trained
+        }

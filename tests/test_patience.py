@@ -1,7 +1,7 @@
 """Early stopping: --patience ends a run whose validations no longer improve, and a resumed run knows it."""
 
 import pytest
-from conftest import assert_same_run, read_metrics, start_group, succeed, wait_until
+from conftest import assert_same_run, kill, read_metrics, start_group, succeed, wait_until
 from test_report import Elements
 
 from training import checkpoint
@@ -59,9 +59,7 @@ def test_killed_run_ends_where_one_that_was_not_killed_does(demo_flags, tmp_path
     whole, killed = run("whole"), run("x")
     last = tmp_path / "x" / "last.pt"
     wait_until(lambda: last.exists() and checkpoint.step_of(last) == 8 // world_size, killed)
-    for process in killed:
-        process.kill()
-        process.wait()
+    kill(killed)
     best = vars(checkpoint.read_run(tmp_path / "x/best.pt"))
     validated = [number * 4 // world_size for number in (1, 2, 3)]
     assert reported(tmp_path / "x") == (best["step"], best["best_score"], validated[:2])

@@ -46,7 +46,7 @@ def test_panel_shows_the_image_as_it_is():
     classes = Classes(["ground", "aeroplane"], voc_colours())
     picture = panel(np.full((2, 3, 3), 200, np.uint8), label, predicted, classes, 0)
     shown = [[picture[1 + 4 * row, 1 + 5 * column].tolist() for column in (0, 1)] for row in (0, 1)]
-    assert shown == [[[200, 200, 200], [224, 224, 192]], [[128, 0, 0], [164, 100, 100]]]  # D21: not scaled twice
+    assert shown == [[[200, 200, 200], [224, 224, 192]], [[128, 0, 0], [164, 100, 100]]]  # not scaled twice
     large = np.zeros((600, 1300), np.int64)
     picture = panel(np.zeros((600, 1300, 3), np.uint8), large, large, classes, 0)
     assert picture.shape[1:] == (2 * (512 + 2), 3)

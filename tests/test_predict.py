@@ -7,7 +7,8 @@ import signal
 
 import numpy as np
 import pytest
-from conftest import finish, random_checkpoint, start, start_group, succeed, wait_until
+from conftest import contents, finish, random_checkpoint, refused, start, start_group, succeed, using, wait_until
+from faulty_data import exif
 from PIL import Image
 
 import predict
@@ -37,8 +38,7 @@ def photo(height: int = 60, width: int = 80) -> Image.Image:
 
 
 def run(checkpoint, given, out, *words: str) -> int:
-    fixed = ["--checkpoint", str(checkpoint), "--workers", "0", "--device", "cpu"]
-    return predict.main([*fixed, "--input", str(given), "--output", str(out), *words])
+    return predict.main(using(checkpoint, "--input", given, "--output", out, *words))
 
 
 def mask(path) -> np.ndarray:
@@ -60,9 +60,7 @@ def faulty(tmp_path):
     (folder / "truncated.jpg").write_bytes(whole[: len(whole) // 2])
     image.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
     image.convert("L").save(folder / "grey.png")
-    turned = Image.Exif()
-    turned[0x0112] = 6  # to be shown turned by 90 degrees clockwise
-    image.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.jpg", exif=turned, quality=95)
+    image.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.jpg", exif=exif(6), quality=95)
     Image.new("RGB", (1, 1), (9, 200, 30)).save(folder / "one.png")
     (folder / "text.jpg").write_text("not an image")
     (folder / "notes.txt").write_text("of another kind")
@@ -157,13 +155,13 @@ def test_stopped_and_started_again_repeats_whole_batches(checkpoint, tmp_path):
     given.mkdir()
     for number in range(60):
         photo(97, 129).rotate(number).save(given / f"{number:02d}.png")
-    words = ["--checkpoint", str(checkpoint), "--input", "in", "--device", "cpu", "--workers", "0", "--probs"]
-    words += ["--val_batchsize", "3", "--scales", "1", "2", "--overlay", "--output"]
+    words = using(
+        checkpoint, "--input", "in", "--probs", "--val_batchsize", 3, "--scales", 1, 2, "--overlay", "--output"
+    )
     process = start([*words, "out"], tmp_path, "predict.py")
     wait_until(lambda: len(list(tmp_path.glob("out/masks/*.png"))) >= 4, [process])
     process.send_signal(signal.SIGTERM)
-    [(status, stdout, stderr)] = finish([process])
-    assert status == 75, (stdout, stderr)
+    finish([process], status=75)
     done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/masks/*.png")}
     assert 4 <= len(done) < 60
     (tmp_path / "out/overlays/01.jpg").unlink()
@@ -171,11 +169,7 @@ def test_stopped_and_started_again_repeats_whole_batches(checkpoint, tmp_path):
     said, _ = succeed([start([*words, name], tmp_path, "predict.py") for name in ("out", "whole")])
     assert f"{len(done) - 1} done before (--overwrite predicts them again)" in said
     assert {path.stem for path, written in done.items() if path.stat().st_mtime_ns != written} == {"00", "01", "02"}
-    out, whole = (
-        {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
-        for name in ("out", "whole")
-    )
-    assert out == whole
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_path):
@@ -222,18 +216,14 @@ def test_an_input_that_changed_is_predicted_again(checkpoint, tmp_path, capsys):
 
 
 def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
-    words = ["--checkpoint", str(checkpoint), "--input", str(faulty), "--device", "cpu", "--workers", "0", "--output"]
-    results = finish(start_group(2, [*words, "two"], tmp_path, "predict.py"))
-    assert [status for status, _, _ in results] == [1, 1], results
-    assert "3 could not be predicted" in results[0][1]
-    assert results[1][1] == ""
+    words = using(checkpoint, "--input", faulty, "--output")
+    (_, said, _), (_, other, _) = finish(start_group(2, [*words, "two"], tmp_path, "predict.py"), status=1)
+    assert "3 could not be predicted" in said
+    assert other == ""
     predict.main([*words, str(tmp_path / "one")])
-    one, two = (
-        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        for folder in (tmp_path / "one", tmp_path / "two")
-    )
+    one = contents(tmp_path / "one")
     assert len(one) == 7 + 1  # images; predictions.json
-    assert one == two
+    assert one == contents(tmp_path / "two")
 
 
 def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpoint, tmp_path, monkeypatch, capsys):
@@ -275,5 +265,5 @@ def test_wrong_flags_are_named(checkpoint, tmp_path, monkeypatch, words, named):
         photo().save(folder / "a.png")
     (tmp_path / "file").touch()
     given = [] if "--checkpoint" in words else ["--checkpoint", str(checkpoint)]
-    with pytest.raises(UserError, match=re.escape(named)):
+    with refused(named):
         predict.main([*given, *words, "--device", "cpu"])

@@ -85,19 +85,11 @@ def test_a_messy_folder(tmp_path, capsys, monkeypatch):
     assert len([*(out / "train.txt").read_text().splitlines(), *(out / "val.txt").read_text().splitlines()]) == 6
 
 
-EXPORTS = {
-    "labelme": annotated.write_labelme,
-    "coco": annotated.write_coco,
-    "yolo": annotated.write_yolo,
-    "cvat": annotated.write_cvat,
-}
-
-
-@pytest.mark.parametrize("kind", EXPORTS)
+@pytest.mark.parametrize("kind", ["labelme", "coco", "yolo", "cvat"])
 def test_exports_of_tools(tmp_path, capsys, monkeypatch, kind):
     monkeypatch.chdir(Path(__file__).parent.parent)
     pictures = [Picture(f"foto ä{number}", *item[1:]) for number, item in enumerate(draw_pictures(5, kinds="polygon"))]
-    EXPORTS[kind](tmp_path / "mein Export", pictures)
+    getattr(annotated, f"write_{kind}")(tmp_path / "mein Export", pictures)
     assert follow(tmp_path / "mein Export", capsys) == ["tools.convert", "tools.split"]
 
 

@@ -1,15 +1,22 @@
-"""Workers on many files: they end with the process that started them."""
+"""Processes and threads that work on many files end with what started them, even if that is killed."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
+from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 from conftest import REPO
 
+from support.processes import ThreadPool
+
+ENV = os.environ | {"PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
 WORK = """
 import sys, time
 from pathlib import Path
@@ -39,9 +46,8 @@ def test_a_signal_ends_all_processes(number, send, status, said, tmp_path):
     marker, errors = tmp_path / "working", tmp_path / "errors.txt"
     (tmp_path / "work.py").write_text(WORK)  # processes that are not forked import it
     command = [sys.executable, str(tmp_path / "work.py"), str(marker)]
-    env = os.environ | {"PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
     heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
-    options = {"env": env, "start_new_session": True, "preexec_fn": heed}
+    options = {"env": ENV, "start_new_session": True, "preexec_fn": heed}
     with errors.open("w") as stderr, subprocess.Popen(command, stderr=stderr, **options) as process:
         deadline = time.monotonic() + 60
         while not marker.exists() and time.monotonic() < deadline:
@@ -63,3 +69,72 @@ def lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+# A file, as processes that are not forked import it.
+PROGRAM = """
+import multiprocessing, sys, time
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from data.loader import loader_options
+
+class CannotBeSent:
+    def __reduce__(self):
+        raise RuntimeError("unable to allocate shared memory")
+
+class Unlucky(list):
+    def __getitem__(self, index):
+        return CannotBeSent()
+
+if __name__ == "__main__":
+    # An array goes through the result pipe as bytes. It fills the pipe, whose reading end the worker has, too.
+    items = Unlucky([0]) if sys.argv[1] == "lost" else [np.zeros(10**7, np.uint8)] * 9
+    options = loader_options(1, torch.device("cpu"), 1)
+    batches = iter(DataLoader(items, batch_size=1, collate_fn=list, **options))
+    next(batches)
+    print(multiprocessing.active_children()[0].pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def program(tmp_path: Path, word: str) -> dict:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), word]
+    return {"args": command, "env": ENV}
+
+
+def test_a_batch_that_cannot_be_handed_over_ends_the_worker(tmp_path):
+    """Python prints a traceback and drops the batch, for which the program then waited forever: /dev/shm was full."""
+    done = subprocess.run(**program(tmp_path, "lost"), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "DataLoader worker" in done.stderr.splitlines()[-1]  # program.explain_errors() then names /dev/shm
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_waits_for_its_pipe_ends_with_a_killed_parent(tmp_path):
+    with subprocess.Popen(**program(tmp_path, "full"), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = Path("/proc", process.stdout.readline().strip(), "stat")
+        time.sleep(0.5)  # the worker fills the pipe
+        process.kill()
+    deadline = time.monotonic() + 20  # torch's own check takes 5
+    while worker.exists() and ") Z " not in worker.read_text():
+        assert time.monotonic() < deadline, "the worker is still there"
+        time.sleep(0.1)
+
+
+def count_pixels(_: int) -> int:
+    """Call OpenCV, and return the number of the thread."""
+    cv2.calcHist([np.zeros((120, 160), np.uint8)], [0], None, [256], [0, 256])
+    return threading.get_native_id()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists threads in /proc, and forks loader workers")
+def test_threads_have_ended_when_a_pool_is_left():
+    left = 0
+    for _ in range(200):  # 200 of Python 3.11's ThreadPoolExecutors left 150 to 180 threads
+        with ThreadPool(4) as pool:
+            ids = set(pool.map(count_pixels, range(20)))
+        left += sum(Path(f"/proc/self/task/{number}").exists() for number in ids)
+    assert left == 0

@@ -1,14 +1,14 @@
 """segtrain.load(): predictions in three lines of Python, and one line if something is wrong."""
 
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import REPO, random_checkpoint
+from conftest import REPO, random_checkpoint, refused
+from faulty_data import exif
 from PIL import Image
 
 import predict
@@ -66,9 +66,7 @@ def test_an_image_may_be_a_path_an_array_or_a_pil_image(checkpoint, image, tmp_p
     assert [result.mask.shape for result in several] == [(60, 80), (60, 80), (40, 80), (60, 80), (60, 80)]
     assert all((several[number].mask == expected).mean() > 0.999 for number in (0, 1, 3))
     assert model.predict([]) == []
-    turned = Image.Exif()
-    turned[0x0112] = 6  # to be shown turned by 90 degrees clockwise
-    Image.fromarray(image).save(tmp_path / "turned.jpg", exif=turned)
+    Image.fromarray(image).save(tmp_path / "turned.jpg", exif=exif(6))
     shown = [model.predict(given) for given in (tmp_path / "turned.jpg", Image.open(tmp_path / "turned.jpg"))]
     assert [result.plot(legend=False).shape for result in shown] == [(80, 60, 3)] * 2
     assert np.array_equal(shown[0].mask, shown[1].mask)
@@ -102,7 +100,7 @@ def test_settings_reach_the_predictor(checkpoint):
     ],
 )
 def test_wrong_settings_are_named(checkpoint, settings, named):
-    with pytest.raises(UserError, match=re.escape(named)):
+    with refused(named):
         load(checkpoint, **settings)
 
 

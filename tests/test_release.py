@@ -1,4 +1,4 @@
-"""configs/cdsp_release.yaml against a plain implementation of the released recipe (DESIGN 4.3 to 4.5)."""
+"""configs/cdsp_release.yaml against a plain implementation of the released recipe."""
 
 import os
 import signal
@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from conftest import REPO
+from conftest import ALONE, REPO
 from released import NarrowResNet, Plain, released_state_dict
 
 import train
 import utils
-from distributed.group import Group
 from flags import parse_flags
 from support.errors import STOPPED
 from training.settle import share_batch
@@ -66,8 +65,8 @@ def test_three_steps_of_the_release_config_are_the_released_ones(demo_root, tmp_
         start = {name: value for name, value in start.items() if value.is_floating_point()}  # no batch counters
         torch.save({"state_dict": {f"module.{name}": value for name, value in start.items()}}, tmp_path / "start.pth")
         assert train.main(words) == STOPPED
-        cfg = share_batch(parse_flags(words), Group(torch.device("cpu")))
-        loader = utils.get_loader(cfg, "train", Group(torch.device("cpu")))
+        cfg = share_batch(parse_flags(words), ALONE)
+        loader = utils.get_loader(cfg, "train", ALONE)
         batches = [*loader]
         loader.sampler.set_position(1, 0)
         batches += [*loader]

@@ -29,7 +29,7 @@ def save(path: Path, weights: dict[str, Tensor], prefix: str = "module.") -> Pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path, caplog, monkeypatch):
+def test_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: NarrowResNet([3, 4, 6, 3]))
     model_type, num_keys = KINDS[kind]
     weights = released_state_dict(kind)
@@ -51,7 +51,7 @@ def test_b5_b7_released_files_load_whole_and_give_the_logits_of_the_release(kind
     assert expected.std() > 0.01
 
 
-def test_b5_no_file_of_ours_or_torchvisions_is_taken_for_a_released_one():
+def test_no_file_of_ours_or_torchvisions_is_taken_for_a_released_one():
     with torch.device("meta"):
         others = [models.build(name, layers=50, num_classes=21) for name in models.HEADS]
         others += [torchvision.models.resnet50()]
@@ -72,7 +72,7 @@ def test_names_of_the_modules_around_a_model_are_dropped(prefix):
     assert list(weights_in({"model": wrapped, "config": {}})) == list(wrapped)  # a run's names are the model's own
 
 
-def test_b7_another_model_type_is_refused_and_the_right_one_named(tmp_path):
+def test_another_model_type_is_refused_and_the_right_one_named(tmp_path):
     path = save(tmp_path / "r.pth", released_state_dict("deeplabV3_lorm"))
     # 17 weights of the head's last part have other names there: those of ours would fit by their shape.
     with pytest.raises(UserError, match=r"17 weights of a deeplabv3p .* --model_type deeplabv3p_cdsp_lorm$"):
@@ -85,9 +85,7 @@ def thin_file(tmp_path) -> Path:
     return save(tmp_path / "r.pth", released_state_dict("res50_ASPP_lorm", num_classes=5))
 
 
-def test_b5_training_from_a_released_file_has_its_stride_in_every_file_of_the_run(
-    demo_root, tmp_path, thin_file, capsys
-):
+def test_training_from_a_released_file_has_its_stride_in_every_file_of_the_run(demo_root, tmp_path, thin_file, capsys):
     given = {"dataset_path": demo_root, "logdir": tmp_path / "log", "layers": 50, "name": "x", "pretrained": thin_file}
     folder = run_train(**given)
     said = capsys.readouterr().out

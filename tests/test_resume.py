@@ -12,6 +12,9 @@ import chaos
 import pytest
 import torch
 from conftest import (
+    DENSE,
+    FAULTS,
+    FLOAT64,
     REPO,
     assert_same_run,
     count_lines,
@@ -27,8 +30,7 @@ from conftest import (
 from data.demo import draw_dataset
 from training import checkpoint
 
-FAULTS = "tests/train_with_fault.py"
-SAMPLES = "tests/train_float64.py"  # also notes what it trains on, in $SAMPLES
+SAMPLES = FLOAT64  # also notes what it trains on, in $SAMPLES
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -92,8 +94,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
             assert (line["lr"], line["step"]) == (expected_line["lr"], expected_line["step"])
         contents = [vars(checkpoint.read_run(folder / "x" / "last.pt")) for folder in (again, whole)]
         for part in ("model", "ema"):
-            for key, value in contents[0][part].items():
-                torch.testing.assert_close(value, contents[1][part][key], rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(contents[0][part], contents[1][part], rtol=1e-6, atol=1e-9)
     # Half the processes without more accumulation: half the batch, and by the linear rule half the lr.
     (tmp_path / "half" / "x").mkdir(parents=True)
     shutil.copy(whole / "x" / "step_00000004.pt", tmp_path / "half" / "x")
@@ -108,9 +109,7 @@ def test_saved_by_4_processes_goes_on_with_2_and_with_1(tmp_path):
 
 
 def test_loss_scale_is_resumed(demo_flags, tmp_path):
-    words = demo_flags(
-        amp="fp16", save_step_frequency=2, keep=0, crop_size=17, dataset="Dense", model_type="res50_ASPP"
-    )
+    words = demo_flags(**DENSE, amp="fp16", save_step_frequency=2, keep=0, crop_size=17)
     # Scaled like this, a gradient of step 1 or 2 is more than fp16 can hold, and the scale is halved.
     [stdout] = succeed([start(["huge_loss_scale", "0", *words, "--name", "whole"], tmp_path, FAULTS)])
     assert " of them skipped by --amp fp16), best mIoU" in stdout
@@ -134,15 +133,9 @@ def test_lists_that_changed_in_the_middle_of_an_epoch_are_refused(demo_root, tmp
     succeed([start(words, tmp_path)])
     names = root / "ImageSets/SegmentationAug/train.txt"
     names.write_text("\n".join(reversed(names.read_text().split())))
-    [(status, _, stderr)] = finish([start([*words, "--resume", "x/step_00000003.pt"], tmp_path)])
-    assert status == 2
+    [(_, _, stderr)] = finish([start([*words, "--resume", "x/step_00000003.pt"], tmp_path)], status=2)
     assert "the training list has changed in the middle of an epoch" in stderr
     succeed([start([*words, "--resume", "x/last.pt", "--epochs", "3"], tmp_path)])  # between two epochs it may
-
-
-def workers_of(launcher: int) -> list[int]:
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(child) for child in children]
 
 
 @pytest.mark.slow
@@ -155,10 +148,10 @@ def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_flags, tmp_path)
     process = start(words, tmp_path, "-m")
     for lines, victim in ((4, 1), (9, 0)):
         wait_until(lambda lines=lines: count_lines(tmp_path / "x" / "metrics.jsonl") >= lines, [process])
-        os.kill(workers_of(process.pid)[victim], signal.SIGKILL)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(workers[victim]), signal.SIGKILL)
         time.sleep(2)  # until the other has ended and the new ones have cut metrics.jsonl
-    [(status, stdout, stderr)] = finish([process])
-    assert status == 0, stderr
+    [(_, stdout, stderr)] = finish([process], status=0)
     assert stdout.count("resuming") == 2
     assert stderr.count("exited without a message") == 2
     assert_same_run(tmp_path / "x", tmp_path / "whole")
@@ -183,14 +176,8 @@ def test_slurm_script_requeues_a_run_that_was_told_to_stop(demo_flags, tmp_path,
     for file in stand_ins.iterdir():
         file.chmod(0o755)
     words = demo_flags(name="x", epochs=40)
-    env = os.environ | {
-        "PATH": f"{stand_ins}:{python.env['PATH']}",
-        "SLURM_JOB_ID": "12345",
-        "SLURM_JOB_NODELIST": "here",
-        "SLURM_NTASKS": "2",
-        "SLURM_SUBMIT_DIR": str(REPO),
-        "OMP_NUM_THREADS": "1",
-    }
+    env = os.environ | {"PATH": f"{stand_ins}:{python.env['PATH']}", "OMP_NUM_THREADS": "1"}
+    env |= {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "here", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(REPO)}
     script = ["bash", str(REPO / "scripts/slurm.sbatch"), *words]
     job = subprocess.Popen(script, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: count_lines(tmp_path / "x" / "metrics.jsonl") >= 3, [job])

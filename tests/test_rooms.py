@@ -1,22 +1,20 @@
-"""Rooms import only what the table of docs/how_it_works.md allows, none in a circle, and hold at most 15 modules."""
+"""Rooms import only what the table of docs/how_it_works.md allows, none in a circle; torch's privates are not used."""
 
 import ast
 import re
 from collections import Counter
 
+import torch
 from conftest import REPO
+
+import models
+from distributed import precision as amp
+from models import compiled
 
 PROGRAMS = {path.stem for path in REPO.glob("*.py")}
 TEXT = (REPO / "docs/how_it_works.md").read_text(encoding="utf-8").split("## Rooms")[1].split("\n## ")[0]
 ROWS = re.findall(r"^\| `(\w+)/` \| .* \| (.*) \|$", TEXT, re.MULTILINE)
 ROOMS = [name for name, _ in ROWS]
-
-
-def allowed(room: str, text: str) -> set[str]:
-    above = ROOMS[: ROOMS.index(room)]
-    if text.startswith("all above but "):
-        return set(above) - set(re.findall(r"\w+", text.removeprefix("all above but ")))
-    return set(re.findall(r"\w+", text))
 
 
 def imported(source: str) -> set[str]:
@@ -29,10 +27,11 @@ def test_each_room_imports_only_the_rooms_below_that_its_row_names():
     assert set(ROOMS) == {init.parent.name for init in REPO.glob("*/__init__.py")} - {"benchmarks"}
     wrong = []
     for room, text in ROWS:
-        assert allowed(room, text) <= set(ROOMS[: ROOMS.index(room)]), f"the row of {room} names a room above it"
+        allowed = set(re.findall(r"\w+", text))
+        assert allowed <= set(ROOMS[: ROOMS.index(room)]), f"the row of {room} names a room above it"
         for file in (REPO / room).rglob("*.py"):
             others = imported(file.read_text(encoding="utf-8")) & ({*ROOMS, "scripts"} | PROGRAMS) - {room}
-            wrong += [f"{file.relative_to(REPO)} imports {name}" for name in sorted(others - allowed(room, text))]
+            wrong += [f"{file.relative_to(REPO)} imports {name}" for name in sorted(others - allowed)]
     assert not wrong
 
 
@@ -64,6 +63,13 @@ def test_image_files_are_decoded_in_one_module_only():
     assert found == {"data/images/files.py"}
 
 
+def test_all_output_goes_through_one_door():
+    """Only support/terminal.py writes to the streams, and only support/progress.py makes bars."""
+    writers = {"print", "tqdm", "tqdm.write", "sys.stdout.write", "sys.stderr.write"}
+    found = {file for file, call in calls([".", *ROOMS, "scripts"]) if ast.unparse(call) in writers}
+    assert found == {"support/progress.py"}
+
+
 def test_no_module_imports_itself_by_way_of_others():
     modules = [*REPO.glob("*.py"), *(file for room in ROOMS for file in (REPO / room).rglob("*.py"))]
     names = {".".join(file.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__"): file for file in modules}
@@ -78,3 +84,25 @@ def test_no_module_imports_itself_by_way_of_others():
     while leaves := {name for name, found in imports.items() if not found}:
         imports = {name: found - leaves for name, found in imports.items() if name not in leaves}
     assert not imports, f"in a circle, or above one: {sorted(imports)}"
+
+
+PRIVATE = re.compile(r"\b(?:torch|nn|dist)(?:\.\w+)*\._[a-z]\w*|\b_(?:BatchNorm|conv_forward|overloadpacket|buffers)\b")
+OUTSIDE = ("tests", "benchmarks", ".venv")
+
+
+def test_the_product_names_no_private_function_of_torch():
+    files = [path for path in REPO.rglob("*.py") if path.relative_to(REPO).parts[0] not in OUTSIDE]
+    assert not {name for path in files for name in PRIVATE.findall(path.read_text(encoding="utf-8"))}
+
+
+def test_auto_precision_without_torchs_private_tests_of_the_cpu(monkeypatch):
+    before = amp.has_native_bf16(torch.device("cpu"))
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.delattr(torch.cpu, name)
+    assert amp.has_native_bf16(torch.device("cpu")) == before
+
+
+def test_the_number_of_compiled_shapes_is_raised_by_the_public_setting(monkeypatch):
+    monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)
+    compiled.compile_blocks(models.build("res50_ASPP", layers=18, num_classes=2))
+    assert torch.compiler.config.recompile_limit == compiled.MAX_ENTRIES

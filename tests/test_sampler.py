@@ -61,7 +61,7 @@ SIZES = [(4, 6), (5, 5), (4, 6), (4, 6), (5, 5), (4, 6), (4, 6), (9, 9)]
 
 @pytest.mark.parametrize("num_samples", [0, 1, 8])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_a5_evaluation_covers_every_image_once_in_batches_that_do_not_depend_on_the_world_size(num_samples, world_size):
+def test_evaluation_covers_every_image_once_in_batches_that_do_not_depend_on_the_world_size(num_samples, world_size):
     shares = [
         EvalBatches(SIZES[:num_samples], batch_size=2, rank=rank, world_size=world_size) for rank in range(world_size)
     ]

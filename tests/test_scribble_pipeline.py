@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, wait_until
+from conftest import REPO, refused, wait_until
 from test_layout import put
 
 from data.demo import draw_dataset
@@ -110,10 +110,8 @@ def test_a_user_error_is_one_line(words, expected, tmp_path, monkeypatch):
     put(tmp_path / "UNNAMED/JPEGImages/a.jpg")
     put(tmp_path / "UNNAMED/pascal_2012_scribble/a.png", np.full((2, 2), 255, np.uint8))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as error:
+    with refused(expected):
         scribble_pipeline.main(words)
-    assert expected in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):

@@ -95,7 +95,7 @@ def test_scribblesup_has_vocs_classes_else_its_own(tmp_path):
 
 
 def test_brush_masks_of_label_studio(tmp_path, capsys):
-    """D11: its PNG files name no image; of a task's annotations, the last counts."""
+    """Its PNG files name no image; of a task's annotations, the last counts."""
     strokes = np.zeros((2, 20, 30), np.uint8)
     strokes[0, 4:7, 2:20] = strokes[1, 10:13, 5:25] = 255
     (tmp_path / "in/masks").mkdir(parents=True)

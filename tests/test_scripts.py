@@ -1,4 +1,4 @@
-"""Scripts that start train.py: strict, short, the same on Windows, and what clusters need in theirs."""
+"""Scripts that start train.py: strict, short, the same on Windows, and what clusters need; .vscode/launch.json."""
 
 import json
 import os
@@ -11,11 +11,11 @@ import sys
 import pytest
 import torch.distributed.run
 import yaml
-from conftest import REPO, free_port
+from conftest import REPO, finish, free_port, refused, start
 
 from flags import parse_flags
+from flags.programs import EVALUATE, EXPORT, PREDICT, READER
 from scripts import launch
-from support.errors import UserError
 
 SHELL = sorted([*REPO.glob("*.sh"), *REPO.glob("scripts/*.sh")])
 
@@ -129,9 +129,8 @@ def test_a_setting_that_torch_answers_with_a_traceback_is_one_line(monkeypatch, 
         variables, named = (text.replace("TAKEN", str(server.getsockname()[1])) for text in (variables, named))
         for pair in variables.split():
             monkeypatch.setenv(*pair.split("="))
-        with pytest.raises(UserError) as caught:
+        with refused(named):
             launch.main("torch.distributed.run", *words.split(), "train.py")
-    assert named in str(caught.value)
 
 
 def test_kubernetes_job():
@@ -141,3 +140,48 @@ def test_kubernetes_job():
     cfg = parse_flags(trainer["args"][1:])
     assert (cfg.resume, cfg.logdir, cfg.dataset_path[:6]) == ("auto", "/log", "/data/")
     assert [claim["kind"] for claim in claims] == ["PersistentVolumeClaim"] * 2
+
+
+LAUNCH = json.loads((REPO / ".vscode/launch.json").read_text())
+ENTRIES = {entry["name"]: entry for entry in LAUNCH["configurations"]}
+# What makes a training small. It comes last, so that the entry's own words still count.
+SMALL = ["--layers", "18", "--crop_size", "33", "--batchsize", "2"]
+SMALL += ["--max_steps", "1", "--pretrained", "none", "--device", "cpu"]
+
+
+def words(name: str) -> list[str]:
+    """The entry's words, with the answers to what VS Code asks for."""
+    answers = {"folder": "my data", "numclasses": "5"}
+    assert {asked["id"] for asked in LAUNCH["inputs"]} == set(answers)
+    found = ENTRIES[name]["args"]
+    for asked, answer in answers.items():
+        found = [word.replace(f"${{input:{asked}}}", answer) for word in found]
+    assert not [word for word in found if "${" in word]
+    return found
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entry_has_a_program_and_flags_that_it_reads(name):
+    assert ENTRIES[name]["type"] == "debugpy"
+    if "module" in ENTRIES[name]:
+        assert (ENTRIES[name]["module"], words(name)) == ("tools.check", ["my data"])
+        return
+    program = ENTRIES[name]["program"].removeprefix("${workspaceFolder}/")
+    assert (REPO / program).is_file()
+    readers = {"train.py": READER, "evaluate.py": EVALUATE, "predict.py": PREDICT, "export.py": EXPORT}
+    readers[program].command_line(words(name))  # raises UserError on an unknown flag
+
+
+def test_training_starts_in_a_group(demo_root, tmp_path):
+    (tmp_path / "configs").symlink_to(REPO / "configs")
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/demo").symlink_to(demo_root)
+    env = ENTRIES["Debug DDP Training"]["env"]
+    assert env["MASTER_PORT"] == "12355"
+    env |= {"MASTER_PORT": free_port(), "NCCL_TIMEOUT": 1800}  # other tests may run at the same time
+    own = words("Debug DDP Training")
+    assert " ".join(own).startswith("--distributed --local_rank 0 --layers 50 --model_type res50_ASPP_lorm ")
+    [(status, stdout, stderr)] = finish([start([*own, *SMALL], tmp_path, **env)])
+    assert (status, "one process in a group (gloo)" in stdout) == (0, True), stderr
+    # The first line is this, and not the one on variables that an earlier command may have left.
+    assert stderr.startswith("warning: nothing reads NCCL_TIMEOUT: use --dist_timeout (now 600 s)\n")

@@ -4,12 +4,11 @@ import signal
 import time
 
 import pytest
-from conftest import assert_same_run, finish, flags, start, start_group, wait_until
+from conftest import FAULTS, assert_same_run, finish, flags, start, start_group, succeed, wait_until
 
 from support.errors import STOPPED
 from training import checkpoint
 
-FAULTS = "tests/train_with_fault.py"
 pytestmark = pytest.mark.slow
 # Which rank gets each phase's signal, and the step and epoch of the checkpoint: 4 steps an epoch; a step that has begun
 # is finished. Of the 3 validation images rank 0 has two, and rank 0 writes.
@@ -39,7 +38,7 @@ def unbroken(words, tmp_path_factory):
         start([*words, "--name", "1"], logdir),
         *start_group(2, [*words, "--name", "2", "--batchsize", "1"], logdir),
     ]
-    assert [status for status, _, _ in finish(processes)] == [0, 0, 0]
+    succeed(processes)
     return {number: logdir / str(number) for number in (1, 2)}
 
 
@@ -49,8 +48,7 @@ def in_folder(words: list[str], tmp_path, *more: str) -> list[str]:
 
 def assert_resumes(words: list[str], tmp_path, expected, world_size: int = 1) -> None:
     """The same words end the run as if no signal had come."""
-    processes = start_group(world_size, words, tmp_path) if world_size > 1 else [start(words, tmp_path)]
-    assert {status for status, _, _ in finish(processes)} == {0}
+    succeed(start_group(world_size, words, tmp_path) if world_size > 1 else [start(words, tmp_path)])
     assert_same_run(tmp_path / "x", expected)
 
 
@@ -58,8 +56,7 @@ def assert_resumes(words: list[str], tmp_path, expected, world_size: int = 1) ->
 def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbroken, tmp_path, phase):
     words = in_folder(words, tmp_path, "--batchsize", "1")
     rank, step, epoch = PHASES[phase]
-    results = finish(start_group(2, [phase, str(rank), *words], tmp_path, FAULTS))
-    assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
+    results = finish(start_group(2, [phase, str(rank), *words], tmp_path, FAULTS), status=STOPPED)
     assert f"stopped by SIGTERM on rank {rank} after step" in results[0][1]
     assert not list((tmp_path / "x").glob(".*"))
     content = vars(checkpoint.read_run(tmp_path / "x" / "last.pt"))
@@ -72,8 +69,8 @@ def test_sigterm_to_one_rank_stops_both_and_the_run_goes_on_exactly(words, unbro
 def test_other_signals_stop_a_single_process_while_it_saves(words, unbroken, tmp_path, name):
     """The signal comes when the first checkpoint is being written, to the process that writes it."""
     words = in_folder(words, tmp_path, "--workers", "1")
-    [(status, stdout, stderr)] = finish([start(["signal_while_saving", "0", *words], tmp_path, FAULTS, SIGNAL=name)])
-    assert status == STOPPED, stderr
+    process = start(["signal_while_saving", "0", *words], tmp_path, FAULTS, SIGNAL=name)
+    [(_, stdout, _)] = finish([process], status=STOPPED)
     assert f"stopped by {name} after step" in stdout
     assert f"report:  {tmp_path / 'x/report.html'}" in stdout  # of the validation whose checkpoint was being written
     assert_resumes(words, tmp_path, unbroken[1])
@@ -82,9 +79,9 @@ def test_other_signals_stop_a_single_process_while_it_saves(words, unbroken, tmp
 def test_signal_to_the_whole_process_group_with_workers(words, unbroken, tmp_path):
     """As Ctrl-C, torchrun and Slurm send it: the loader's workers must not die of it."""
     words = in_folder(words, tmp_path, "--workers", "2")
-    [(status, _, stderr)] = finish([start(["signal_group_mid_epoch", "0", *words], tmp_path, FAULTS)])
-    assert status == STOPPED, stderr
-    assert stderr.count("Traceback") == 0
+    process = start(["signal_group_mid_epoch", "0", *words], tmp_path, FAULTS)
+    [(_, _, stderr)] = finish([process], status=STOPPED)
+    assert "Traceback" not in stderr
     assert_resumes(words, tmp_path, unbroken[1])
 
 
@@ -96,8 +93,7 @@ def test_second_sigint_stops_at_once(demo_root, tmp_path):
     time.sleep(1)
     assert process.poll() is None  # it is in a step of 30 seconds
     process.send_signal(signal.SIGINT)
-    [(status, _, stderr)] = finish([process], timeout=10)
-    assert status == 130
+    [(_, _, stderr)] = finish([process], timeout=10, status=130)
     assert "interrupted for the second time" in stderr
 
 
@@ -107,7 +103,5 @@ def test_signal_while_waiting_for_other_ranks_ends_the_wait(demo_root, tmp_path,
     processes = start_group(3, flags(dataset_path=demo_root, logdir=tmp_path), tmp_path, ranks=[0, 1])
     time.sleep(4)
     processes[rank].send_signal(signal.SIGUSR1)
-    results = finish(processes, timeout=30)
-    assert [status for status, _, _ in results] == [STOPPED, STOPPED], results
-    for _, _, stderr in results:
+    for _, _, stderr in finish(processes, timeout=30, status=STOPPED):
         assert f"stopped by SIGUSR1 on rank {rank} before the group was complete" in stderr

@@ -7,11 +7,10 @@ import pytest
 import torch
 import yaml
 from chaos import unequal
-from conftest import assert_same_run, finish, read_metrics, run_train, start, succeed
+from conftest import DENSE, FAULTS, assert_same_run, finish, read_metrics, run_train, start, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import evaluate
 import flags.loss_weights
 import models
 import train
@@ -21,7 +20,6 @@ from support.labels import MAPS
 from training.average import WeightAverage
 from training.schedule import lr_factor
 
-DENSE = {"dataset": "Dense", "model_type": "res50_ASPP"}
 LOSSES = {"Dense": "seg", "ScribbleOnly": "seg crf", "PseudoOnly": "pseudo lorm"}
 LOSSES |= {"ScribblePseudo": "seg pseudo lorm crf"}
 LOSSES |= {"ScribblePseudoDs": "seg pseudo lorm ds", "ScribblePseudoDc": "seg pseudo lorm dc"}
@@ -88,7 +86,7 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
 
 
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
-    content = read(run_of_two_epochs)  # B3: weights_only refuses anything else
+    content = read(run_of_two_epochs)  # weights_only refuses anything else
     state = "format model ema optimizer scaler epoch samples step validated best_score ranks"
     state += " validations_since_best"
     assert set(content) == {*state.split(), "origin", "listing", "run", "config", "texts"}
@@ -103,7 +101,7 @@ def test_saved_config_repeats_the_run_bit_for_bit(run_of_two_epochs, tmp_path):
 
 
 @pytest.mark.parametrize("method", [None, "forkserver", "spawn"])  # None: this Python's default
-def test_same_weights_with_workers_of_any_start_method(demo_run, run_of_two_epochs, monkeypatch, method):
+def test_same_weights_with_any_number_of_workers(demo_run, run_of_two_epochs, monkeypatch, method):
     monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", None)  # undone after the test
     multiprocessing.set_start_method(method, force=True)
     assert not unequal(weights(demo_run(epochs=2, workers=2)), weights(run_of_two_epochs))
@@ -133,7 +131,7 @@ def test_resume_auto_starts_a_run_where_there_is_none_and_leaves_other_names_alo
 
 
 @pytest.mark.parametrize("dataset", [name for name in MAPS if name not in ("ScribblePseudoDsDc", "Folder")])
-def test_c1_to_c7_every_kind_of_labels_trains(demo_run, dataset):
+def test_every_kind_of_labels_trains(demo_run, dataset):
     folder = demo_run(dataset=dataset)
     # The recipe's weight of crf, 0.3, rises over the first half of the run's 4 steps.
     for line, l_crf in zip(read_metrics(folder, "train"), (0, 0.15, 0.3, 0.3), strict=True):
@@ -148,7 +146,7 @@ def test_training_lowers_the_loss(demo_run):
     assert sum(losses[-8:]) < 0.85 * sum(losses[:8])
 
 
-def test_a15_lorm_weight_of_0_leaves_lorm_out(demo_run):
+def test_lorm_weight_of_0_leaves_lorm_out(demo_run):
     folder = demo_run(l_lorm=0, distributed=True)
     assert "lorm" not in read_metrics(folder, "train")[0]["losses"]
 
@@ -159,15 +157,6 @@ def test_start_weights_from_our_own_file(demo_run, run_of_two_epochs, capsys):
     kept, first = weights(folder), weights(run_of_two_epochs, "best.pt")
     assert torch.equal(kept["head.aspp.conv1.weight"], first["head.aspp.conv1.weight"])
     assert f"from {file}; left random: none; in the file but not used: none" in capsys.readouterr().out
-
-
-def test_average_of_weights_is_what_is_validated_and_saved(demo_run, tmp_path):
-    folder, miou = demo_run(ema=0.8, dataset="Dense", lr=0.05), {}
-    for kind in ("raw", "ema"):
-        words = ["--checkpoint", str(folder / "last.pt"), "--weights", kind, "--json", str(tmp_path / "scores.json")]
-        evaluate.main(words)
-        miou[kind] = json.loads((tmp_path / "scores.json").read_text())["miou"]
-    assert read_metrics(folder, "val")[0]["miou"] == miou["ema"] != miou["raw"]
 
 
 def test_average_of_weights_is_that_of_torch_bit_for_bit_and_waits_for_nothing():
@@ -253,7 +242,7 @@ def test_val_step_frequency_validates_between_steps_and_changes_nothing_else(dem
 def test_run_by_steps_stopped_in_its_last_validation_does_it_again(demo_run, demo_flags, tmp_path):
     values = {"max_steps": 3, "epochs": None} | DENSE
     words, folder = demo_flags(**values), tmp_path / "stopped"
-    faulty = start(["signal_in_validation", "0", *words, "--name", "stopped"], tmp_path, "tests/train_with_fault.py")
+    faulty = start(["signal_in_validation", "0", *words, "--name", "stopped"], tmp_path, FAULTS)
     results = finish([faulty, start([*words, "--name", "whole"], tmp_path)])
     assert [status for status, _, _ in results] == [75, 0], results
     assert not validations(folder)

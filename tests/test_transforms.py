@@ -29,10 +29,6 @@ def maps_of(label: np.ndarray, brightness: int = 1) -> dict[str, np.ndarray]:
     return {"image": np.stack([label * brightness] * 3, axis=-1), "label": label, "distance_s": label.copy()}
 
 
-def noise(height: int, width: int) -> dict[str, np.ndarray]:
-    return maps_of(np.random.default_rng(0).integers(0, 255, (height, width), dtype=np.uint8))
-
-
 def test_scale_and_rotation_go_about_the_centre():
     label = np.zeros((9, 9), np.uint8)
     label[4, 6] = 7  # 2 pixels right of the centre
@@ -101,7 +97,7 @@ def test_maps_warped_together_equal_each_warped_by_itself(others):
 
 
 def test_rotations_flips_and_turns_come_as_often_as_they_should():
-    """Audit B3. Of 400 matrices 200 are rotated; of 800 each of the 8 symmetries has 100; bounds are 4 deviations."""
+    """Of 400 matrices 200 are rotated; of 800 each of the 8 symmetries has 100; bounds are 4 deviations."""
     rng, transform = np.random.default_rng(0), TrainTransform(8, rotation=0, flip_vertical=True, quarter_turns=True)
     linear = [transform._matrix(8, 8, rng)[:, :2] for _ in range(800)]
     linear = [np.rint(matrix / np.abs(matrix).max()).astype(int) for matrix in linear]
@@ -201,7 +197,7 @@ def test_batch_is_its_samples_and_what_is_derived_from_them(train_set):
     assert batch.points.tolist() == [sample["image"].max() for sample in samples]
 
 
-def test_d9_computed_distance_is_0_on_padding(train_set):
+def test_computed_distance_is_0_on_padding(train_set):
     train_set.transform = TrainTransform(400, blur=0.0)  # wider than any scaled demo image: there is padding
     sample = train_set[0, 0]
     assert set(sample) == {"image", "label", "pseudo", "distance_s", "distance_c"}
@@ -218,7 +214,7 @@ def test_d9_computed_distance_is_0_on_padding(train_set):
     [(12, 12, 8, (2, 10), (2, 10)), (12, 5, 7, (3, 10), (0, 5)), (7, 7, 7, (0, 7), (0, 7))],
 )
 def test_centre_crop_takes_whole_pixels_of_the_middle(height, width, crop, rows, columns):
-    maps = noise(height, width)
+    maps = maps_of(np.random.default_rng(0).integers(0, 255, (height, width), dtype=np.uint8))
     cropped = CentreCrop(crop)(maps, np.random.default_rng(0))
     left = max(0, (crop - width) // 2)
     for name, values in maps.items():

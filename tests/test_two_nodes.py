@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import REPO, assert_same_run, count_lines, finish, flags, start_group, succeed, wait_until
+from conftest import REPO, assert_same_run, count_lines, flags, kill, start_group, succeed, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # its processes are new interpreters
 NOTICE_SECONDS = 30  # keep-alive probes take 20 (distributed/lifeline.py)
@@ -100,8 +100,7 @@ def test_cut_cable_between_two_nodes(nodes, demo_root, tmp_path, max_restarts):
     epochs = 12 if max_restarts else 200
     words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=epochs, save_step_frequency=5, val_epoch_frequency=4)
     if max_restarts:
-        whole = finish(start_group(2, [*words, "--name", "whole"], tmp_path))
-        assert [status for status, _, _ in whole] == [0, 0], whole
+        succeed(start_group(2, [*words, "--name", "whole"], tmp_path))
     words += ["--name", "x", "--resume", "auto"]
     outputs = [tmp_path / "a.txt", tmp_path / "b.txt"]
     torchruns = [nodes.torchrun(number, words, output, max_restarts) for number, output in enumerate(outputs)]
@@ -123,15 +122,13 @@ def test_cut_cable_between_two_nodes(nodes, demo_root, tmp_path, max_restarts):
         assert [process.wait(120) for process in torchruns] == [0, 0]
         assert_same_run(tmp_path / "x", tmp_path / "whole")
     finally:
-        for process in torchruns:
-            process.kill()
-            process.wait()
+        kill(torchruns)
         for pid in [*nodes.processes(0), *nodes.processes(1)]:
             os.kill(pid, signal.SIGKILL)
 
 
 def test_two_nodes_by_hand_whose_host_names_lead_to_themselves(nodes, demo_root, tmp_path):
-    """A6 and A8 of the audit: no LOCAL_RANK, and gloo would listen at 127.0.1.1, out of the other node's reach."""
+    """No LOCAL_RANK, and gloo would listen at 127.0.1.1, out of the other node's reach."""
     if not shutil.which("unshare"):
         pytest.skip("the unshare command is missing")
     words = flags(dataset_path=demo_root, logdir=tmp_path / "log", dist_timeout=30)

@@ -21,26 +21,15 @@ REPO = Path(__file__).parent.parent
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
 SIGNALS = ("SIGALRM", "SIGCHLD", "SIGCONT", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGUSR1", "SIGUSR2")
 FUNCTIONS = (
-    "fork",
-    "getpgid",
-    "geteuid",
-    "getuid",
-    "killpg",
-    "mkfifo",
-    "posix_fadvise",
-    "register_at_fork",
-    "sched_getaffinity",
-    "setpgid",
-    "setsid",
-    "uname",
-    "O_DIRECTORY",
+    "fork getpgid geteuid getuid killpg mkfifo posix_fadvise register_at_fork sched_getaffinity setpgid setsid uname"
 )
+FUNCTIONS += " O_DIRECTORY"
 
 
 def main() -> int:
     for name in MODULES:
         sys.modules[name] = None
-    for owner, names in ((os, FUNCTIONS), (signal, SIGNALS)):
+    for owner, names in ((os, FUNCTIONS.split()), (signal, SIGNALS)):
         for name in names:
             delattr(owner, name)
     sys.path.insert(0, str(REPO))
