@@ -8,7 +8,7 @@ import torch
 from conftest import ALONE
 
 from training.record.metrics import Metrics
-from training.scores import confusion_matrix, image_scores, miou_interval, scores, table
+from training.scores import confusion_matrix, headline, image_scores, miou_interval, missed_classes, scores, table
 
 
 def test_confusion_matrix_counts_labelled_pixels():
@@ -53,7 +53,7 @@ def test_every_score_and_absent_classes_leave_the_mean():
     ],
 )
 def test_the_score_that_decides_the_best_checkpoint(confusion, background, score):
-    assert metrics.headline(scores(torch.tensor(confusion)), background) == pytest.approx(score)
+    assert headline(scores(torch.tensor(confusion)), background) == pytest.approx(score)
 
 
 def test_classes_that_are_never_predicted_are_named():
@@ -63,12 +63,12 @@ def test_classes_that_are_never_predicted_are_named():
         ["0", "car", "2", "3"],
     )
     line = "never predicted: class 1 (car); a constant answer has mIoU 30.00"
-    assert metrics.missed_classes(result, names) == line
+    assert missed_classes(result, names) == line
     assert f"  {line}" in table(result, names).splitlines()
-    assert metrics.missed_classes(scores(torch.tensor([[1, 1], [1, 1]])), ["0", "1"]) == ""
+    assert missed_classes(scores(torch.tensor([[1, 1], [1, 1]])), ["0", "1"]) == ""
     rare = torch.diag(torch.tensor([91, *[0] * 9]))
     rare[1:, 0] = 1  # nine classes of one pixel, all called class 0
-    text = metrics.missed_classes(scores(rare), [str(number) for number in range(10)])
+    text = missed_classes(scores(rare), [str(number) for number in range(10)])
     assert "class 5, class 6 and 3 more; a constant answer has mIoU 9.10" in text
 
 
