@@ -54,16 +54,6 @@ class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     device: str = flag("cpu", "run the check on this device: cpu, cuda or cuda:N; the file runs on any")
 
 
-@dataclass(frozen=True)
-class TestFlags(EvaluateFlags, Config):
-    """Flags of `train.py --task test`."""
-
-
-@dataclass(frozen=True)
-class PredictTaskFlags(PredictFlags, Config):
-    """Flags of `train.py --task predict`."""
-
-
 OF_CHECKPOINT = "Flags of data, image size and model default to the checkpoint's."
 TRAIN = (
     "Train a semantic-segmentation model. [recipe]: chosen from the data and the device "
@@ -82,7 +72,10 @@ EXPORT = FlagReader(ExportFlags, "export.py", f"Export a checkpoint to ONNX. {OF
 # By --task of train.py: the reader of its command line, and that of the program that does the task.
 TASKS = {
     "train": (READER, READER),
-    "test": (FlagReader(TestFlags, "train.py", "Score a trained run, as evaluate.py does."), EVALUATE),
-    "predict": (FlagReader(PredictTaskFlags, "train.py", "Predict with a trained run, as predict.py does."), PREDICT),
+    "test": (FlagReader(EvaluateFlags, "train.py", "Score a trained run, as evaluate.py does.", also=Config), EVALUATE),
+    "predict": (
+        FlagReader(PredictFlags, "train.py", "Predict with a trained run, as predict.py does.", also=Config),
+        PREDICT,
+    ),
 }
 FlagReader.readers.update({reader.program: reader for reader in (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)})

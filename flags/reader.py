@@ -43,8 +43,9 @@ class FlagReader:
     """A reader of the flags that the dataclass `declared` declares, for one program.
 
     program: what follows "python ", such as "train.py" or "-m tools.check". renamed: {other name: flag} that only this
-    program accepts, besides those that the flags declare. has_config: whether there are --config and --stage.
-    passes_on: whether unknown flags belong to another program: the value `others` has them, and all words behind.
+    program accepts, besides those that the flags declare. also: declares more flags. has_config: whether there are
+    --config and --stage. passes_on: whether unknown flags belong to another program: the value `others` has them, and
+    all words behind.
     """
 
     readers: ClassVar[dict[str, "FlagReader"]] = {}  # for hints: which program has a flag
@@ -56,12 +57,13 @@ class FlagReader:
         description: str,
         renamed: Mapping[str, str] | None = None,
         *,
+        also: type | None = None,
         has_config: bool = True,
         passes_on: bool = False,
     ):
         self.declared, self.program, self.description = declared, program, description
         self.has_config, self.passes_on = has_config, passes_on
-        every = flags_of(declared)
+        every = (flags_of(also) if also else {}) | flags_of(declared)
         self.arguments = [item for item in every.values() if item.is_argument]
         self.flags = {name: item for name, item in every.items() if not item.is_argument}
         same = {alias: item.name for item in self.flags.values() for alias in item.aliases.split()}
