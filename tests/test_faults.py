@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -63,6 +64,7 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                 ("out_of_memory", "1", "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower"),
                 ("last_write_fails", "0", "the disk is gone"),
                 ("other_numpy", "1", f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same"),
+                ("other_opencv", "1", f"OpenCV is {cv2.__version__} on rank 0 but 1.0 on rank 1: install the same"),
                 ("loss_not_finite", "1", "is nan at step 6 (epoch 3): lower --lr"),
             )
         ),
@@ -186,14 +188,15 @@ def test_slow_download_is_waited_for_beyond_dist_timeout(demo_flags, tmp_path):
 
 
 @slow
-def test_different_file_lists_are_named(demo_root, tmp_path):
+@pytest.mark.parametrize(("split", "number"), [("train", 2), ("val", 8)])
+def test_different_file_lists_are_named(demo_root, tmp_path, split, number):
     one, other = (shutil.copytree(demo_root, tmp_path / name) for name in ("one", "other"))
-    names = other / "ImageSets/SegmentationAug/train.txt"
-    names.write_text(names.read_text().replace("demo_0002\n", "demo_0003\n", 1))
+    names = other / f"ImageSets/SegmentationAug/{split}.txt"
+    names.write_text(names.read_text().replace(f"demo_{number:04d}\n", "demo_0007\n", 1))
     words = [flags(dataset_path=root, logdir=tmp_path / "log") for root in (one, other)]
     one_line_each(
         finish(two_processes(words, tmp_path)),
-        "the training list of rank 1 differs from rank 0's: entry 3 is 'image=demo_0003.jpg",
+        f"list of rank 1 differs from rank 0's: entry {number % 8 + 1} is 'image=demo_0007.jpg",
     )
 
 
