@@ -9,6 +9,7 @@ from models import compiled
 from support.errors import STOPPED
 from tests.drawing import make_draw
 from tests.test_grad_checkpointing import trained
+from training.state import TrainState
 
 FAULTS = "tests/train_with_fault.py"
 FLOAT64 = "tests/train_float64.py"
@@ -62,6 +63,15 @@ def test_two_processes_recompute_what_they_drew_and_resume_bit_for_bit(demo_flag
     succeed(start_group(2, [*words, "--name", "cut", "--resume", "auto"], tmp_path, FAULTS))
     for name in ("recomputed", "cut"):
         assert_same_run(tmp_path / name, tmp_path / "plain")
+
+
+def test_each_forward_pass_draws_other_numbers(demo_run, monkeypatch):
+    seeds, seed_forward = [], TrainState.seed_forward
+    monkeypatch.setattr(
+        TrainState, "seed_forward", lambda *args: seed_forward(*args) or seeds.append(torch.initial_seed())
+    )
+    demo_run(epochs=2, accum_steps=2)
+    assert len(set(seeds)) == len(seeds) == 8
 
 
 def test_same_run_at_any_number_of_processes_and_resumed_with_another(demo_flags, tmp_path):

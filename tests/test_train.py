@@ -118,6 +118,7 @@ def test_resumed_run_takes_the_flags_it_is_given(demo_run):
     assert [line["lr"] for line in lines[4:]] == [0.5 * lr_factor(step, 8, 0) for step in range(4, 8)]
     group = read(folder)["optimizer"]["param_groups"][0]
     assert (group["momentum"], group["lr"]) == (0.3, lines[-1]["lr"])
+    assert_same_run(folder, folder)  # the curves have each step of metrics.jsonl, once
 
 
 def test_resume_auto_starts_a_run_where_there_is_none_and_leaves_other_names_alone(demo_run, tmp_path):
