@@ -195,7 +195,7 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
     train.main(words)  # a lock dies with its process
 
 
-def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, tmp_path, capsys):
+def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, demo_flags, tmp_path, capsys):
     folder = demo_run(name="x").rename(tmp_path / "copy")
     (folder / "config.yaml").write_text("seed: 3  # mine")
     demo_run(name="new", resume=folder / "last.pt", epochs=2)
@@ -205,6 +205,8 @@ def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, tmp_pat
     assert not (tmp_path / "new").exists()
     demo_run(name="copy", resume=folder / "last.pt", epochs=3)
     assert "goes on in" not in capsys.readouterr().out
+    train.main(demo_flags(logdir=tmp_path / "log", resume=folder / "last.pt", epochs=4))
+    assert f"tensorboard.main --logdir {folder}\n" in capsys.readouterr().out  # log/ has no curves
 
 
 def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(demo_run, tmp_path):

@@ -174,6 +174,26 @@ def test_failure_sent_together_with_the_greeting_is_told(monkeypatch, capsys):
     assert errors_of(capsys.readouterr().err.replace("\r", "")) == ["error (rank 0): on rank 1: a cause"]
 
 
+def test_rank_that_fails_ends_after_the_others_have_read_why(monkeypatch):
+    """Its traceback is then the last output. And rank 0 serves the store, which the others may still need."""
+    store, stop = torch.distributed.HashStore(), StopRequest()
+    monkeypatch.setattr(lifeline, "LEAVE_SECONDS", 60)
+    rank0 = lifeline.Lifeline(0, 2, stop, 600)
+    threading.Thread(target=rank0.connect, args=(store, "tcp://127.0.0.1:1", Deadline(60, stop))).start()
+    port = int(store.get("lifeline").decode().rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(b"alive rank 1 (a, process 7)\n")
+        wait_until(lambda: rank0.readers, [])
+        rank0.stop_listening()
+        failing = threading.Thread(target=rank0.publish, args=(2, "a cause"))
+        failing.start()
+        assert "failed 2 on rank 0: a cause" in lifeline.messages_of(line)
+        failing.join(1)
+        assert failing.is_alive()  # until rank 1 leaves
+    failing.join(60)
+    assert not failing.is_alive()
+
+
 @slow
 @pytest.mark.full_size
 def test_slow_download_is_waited_for_beyond_dist_timeout(demo_flags, tmp_path):
