@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import REPO
+
+from data.loader import loader_options
 
 # A file, as processes that are not forked import it.
 PROGRAM = """
@@ -60,3 +63,9 @@ def test_a_worker_that_waits_for_its_pipe_ends_with_a_killed_parent(tmp_path):
     while worker.exists() and ") Z " not in worker.read_text():
         assert time.monotonic() < deadline, "the worker is still there"
         time.sleep(0.1)
+
+
+def test_the_processes_of_a_machine_share_its_cores_among_their_workers(monkeypatch):
+    monkeypatch.setattr("data.loader.num_cores", lambda: 8)
+    options = [loader_options(-1, torch.device("cpu"), processes) for processes in (1, 2, 4, 16)]
+    assert [item["num_workers"] for item in options] == [4, 4, 2, 1]
