@@ -183,7 +183,13 @@ def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_p
     given, out = folder_of(tmp_path, 2), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
     (out / "masks/mine.png").touch()
-    for words in (["--flip"], ["--overlay"], ["--scales", "0.5"], ["--overlay", "--background", "none"]):
+    for words in (
+        ["--flip"],
+        ["--overlay"],
+        ["--amp", "bf16"],
+        ["--scales", "0.5"],
+        ["--overlay", "--background", "none"],
+    ):
         with pytest.raises(UserError, match="with other settings"):
             run(checkpoint, given, out, *words)
     with pytest.raises(UserError, match=r"with other settings \(input\)"):
