@@ -15,6 +15,7 @@ from torch import nn
 import train
 from distributed.group import Group
 from distributed.precision import LossScaler
+from flags import Config
 from support.errors import UserError
 from support.files import remove_scratch, writing
 from training import checkpoint
@@ -152,6 +153,9 @@ def test_flags_of_saving_reach_the_folder(demo_run):
     demo_run(epochs=3, save_step_frequency=2, keep=2, resume=folder / "last.pt")
     assert sorted(file.name for file in folder.glob("step_*.pt")) == ["step_00000010.pt", "step_00000012.pt"]
     assert (middle["epoch"], middle["samples"], middle["step"]) == (2, 4, 10)
+    # --keep -1 is the default, and 0 keeps all.
+    kept = [tuple(Config(keep=keep).kept_files.values()) for keep in (-1, 0, 2)]
+    assert kept == [(3, 0), (0, 0), (2, 2)]
     # Of the window of metrics that is open there is nothing, as each step has its line.
     assert middle["run"] == {"lines": 10, "window": [], "wandb_id": ""}
 
