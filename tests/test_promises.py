@@ -72,7 +72,8 @@ def test_metrics_and_then_the_checkpoint_are_synced_to_the_disk(demo_run, monkey
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")))
     demo_run(name="x", max_steps=1, epochs=None)
-    assert [Path(name).name[-8:] for name in synced[-3:]] == ["cs.jsonl", ".part.pt", ".part.pt"]  # best.pt, last.pt
+    *_, metrics, best, last = (Path(name).name for name in synced)
+    assert (metrics, best[-8:], last[-8:]) == ("metrics.jsonl", ".part.pt", ".part.pt")
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_the_next_step(demo_run, monkeypatch, tmp_path):
