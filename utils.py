@@ -176,7 +176,7 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
         bar = partial(progress_bar, total=len(own), title="counting labels", unit="file", enabled=group.is_main)
         counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
         weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
-    return group.broadcast(weights)  # a file may differ between machines
+    return group.broadcast(weights)  # logarithms may round differently on other machines
 
 
 def get_criterion(

@@ -1,12 +1,15 @@
 """Batch norm over all processes, here in a group of one: equal to BatchNorm2d. tests/test_distributed.py has more."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_fused import make, ours_of, trained
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from distributed.checks import check_finite
+from distributed.checks import check_weights
+from distributed.group import Group
 from distributed.join import process_group
 from models.layers import blocks
 from models.layers import norm as batch_norm
@@ -118,7 +121,20 @@ def test_one_value_a_channel_is_refused_and_statistics_that_are_not_finite_are_s
     for function in (norm, norm.normalise, lambda x: norm_relu(x, norm)):
         with pytest.raises(UserError, match="one value a channel: raise --batchsize or --crop_size"):
             function(x)
-    check_finite(norm)
+    group = Group(torch.device("cpu"))
+    check_weights(group, norm, buffers_averaged=True)
     norm.running_var[1] = torch.nan
     with pytest.raises(DivergedError, match=r"no longer finite \(running_var\)"):
-        check_finite(norm)
+        check_weights(group, norm, buffers_averaged=True)
+
+
+def test_in_mid_epoch_the_statistics_of_synchronised_norms_must_be_equal_on_all_ranks():
+    """Those of plain norms differ, as each rank has seen other images."""
+
+    def gather(sums: dict[str, int]) -> list[dict[str, int]]:
+        return [sums, {name: value + name.endswith("running_mean") for name, value in sums.items()}]
+
+    group = SimpleNamespace(world_size=2, gather=gather)
+    check_weights(group, nn.Sequential(BatchNorm2d(C)), buffers_averaged=False)
+    with pytest.raises(UserError, match=r"0\.running_mean differs between rank 0 and rank 1"):
+        check_weights(group, nn.Sequential(synchronised()), buffers_averaged=False)

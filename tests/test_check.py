@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import REPO
-from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, draw_faulty_lists, label
+from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, draw_faulty_lists, label, picture, turned
 from PIL import Image
 from test_layout import put
 
+from data.label_check import infer_num_classes
 from data.layout import find_split
 from support.errors import UserError
 from tools.check import commands
@@ -102,7 +103,8 @@ def test_plain_folders_with_lists(tmp_path):
     drawn = Drawn(tmp_path)
     for name in ("a b", "sub/c", "d"):
         drawn.pair(name)
-    (tmp_path / "train.txt").write_text("a b.png\nsub/c\n")
+    drawn.pair("e", picture("a b"))  # a split may have a picture twice
+    (tmp_path / "train.txt").write_text("a b.png\nsub/c\ne\n")
     (tmp_path / "val.txt").write_text("d\nsub/c.png\n")
     assert found(tmp_path) == {"in-two-splits": ["images/sub/c.png"]}
     assert found(tmp_path, dataset="Folder", splits=["val"]) == {}
@@ -197,6 +199,17 @@ def test_a_stage_of_a_config_gives_flags_and_stays_in_the_command(clean, tmp_pat
     assert shlex.split(said.splitlines()[-1])[-6:] == [*words, "--dataset_path", str(clean)]
 
 
+def test_long_lists_are_cut_and_say_so(tmp_path, capsys):
+    """6 sizes, of which 4 are shown; 6 files with a fault, of which 3; 7 values, of which 6."""
+    drawn = Drawn(tmp_path)
+    for width in range(64, 70):
+        drawn.pair(f"train/{width}", picture(str(width), 48, width), label(0, 1, *range(240, 247), width=width))
+    drawn.pair("val/a", mask=label(0, 1))
+    said = report(tmp_path, capsys, 2)
+    for text in (" (1), and 2 more\n", "240, 241, 242, 243, 244, 245, ... in ", "  and 3 more (--json lists all)\n"):
+        assert text in said
+
+
 def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
     command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
     assert command[-5:] == [str(clean), "--dataset", "Folder", "--train_path", "masks"]
@@ -237,6 +250,7 @@ def test_numbers_of_the_summary(clean):
     # Stripes of 64 columns in three: 22, 21, 21 wide
     assert [row.pixels["val"] for row in summary.classes] == [22 * 48, 21 * 48, 21 * 48]
     assert [row.images["train"] for row in summary.classes] == [3, 3, 3]
+    assert infer_num_classes([]) == 2  # as few as --numclasses may be
 
 
 def test_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
@@ -276,6 +290,7 @@ def test_class_numbers_whose_colours_differ_between_palettes_are_an_error(tmp_pa
     files = tmp_path.rglob("data_masks/masks/**/*.png")
     masks = {path.stem: np.array(Image.open(path))[0, ::22].tolist() for path in files}
     assert masks == {"a": [1, 2, 0], "b": [1, 0, 2]}  # the classes are the colours in order: green, grey, red
+    assert commands.new_folder(drawn.root).name == "data_masks2"  # the first name is taken now
 
 
 def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys):
@@ -365,6 +380,14 @@ def test_colours_under_alpha_0_are_black_as_in_the_converter(tmp_path, capsys):
         Image.fromarray(rgba * np.array([1, 1, 1, 0], np.uint8)).save(path)
     with pytest.raises(UserError, match=r"a\.png: painted colours under alpha 0"):
         convert(["colours", str(tmp_path / "in"), str(tmp_path / "out")])
+
+
+def test_exif_is_blamed_for_sides_in_another_order_only_if_there_is_some(tmp_path):
+    drawn = Drawn(tmp_path)
+    drawn.pair("train/a", mask=label(0, 1, 2).T)
+    drawn.pair("val/b", **turned("b", 6))
+    [finding] = check(tmp_path)[1].sorted()
+    assert finding.notes == ["48x64, but its image 64x48", "64x48, but its image 48x64; does EXIF turn one of them?"]
 
 
 def test_masks_in_colours_get_no_table_of_classes(tmp_path, capsys):

@@ -17,6 +17,7 @@ from torch import nn
 import train
 from distributed.group import Group
 from distributed.precision import LossScaler
+from flags import Config
 from support.errors import UserError
 from support.files import remove_scratch, writing
 from training import checkpoint
@@ -157,6 +158,9 @@ def test_flags_of_saving_reach_the_folder(demo_run):
     demo_run(epochs=3, save_step_frequency=2, keep=2, resume=folder / "last.pt")
     assert sorted(file.name for file in folder.glob("step_*.pt")) == ["step_00000010.pt", "step_00000012.pt"]
     assert (middle["epoch"], middle["samples"], middle["step"]) == (2, 4, 10)
+    # --keep -1 is the default, and 0 keeps all.
+    kept = [tuple(Config(keep=keep).kept_files.values()) for keep in (-1, 0, 2)]
+    assert kept == [(3, 0), (0, 0), (2, 2)]
     # Of the window of metrics that is open there is nothing, as each step has its line.
     assert middle["run"] == {"lines": 10, "window": [], "wandb_id": ""}
 
@@ -200,7 +204,7 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
     train.main(words)  # a lock dies with its process
 
 
-def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, tmp_path, capsys):
+def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, demo_flags, tmp_path, capsys):
     folder = demo_run(name="x").rename(tmp_path / "copy")
     (folder / "config.yaml").write_text("seed: 3  # mine")
     demo_run(name="new", resume=folder / "last.pt", epochs=2)
@@ -210,6 +214,8 @@ def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, tmp_pat
     assert not (tmp_path / "new").exists()
     demo_run(name="copy", resume=folder / "last.pt", epochs=3)
     assert "goes on in" not in capsys.readouterr().out
+    train.main(demo_flags(logdir=tmp_path / "log", resume=folder / "last.pt", epochs=4))
+    assert f"tensorboard.main --logdir {folder}\n" in capsys.readouterr().out  # log/ has no curves
 
 
 def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(demo_run, tmp_path):

@@ -17,6 +17,7 @@ from PIL import Image
 from test_convert import convert, mask_of
 
 from support.errors import UserError
+from tools.convert.reading import read_splits
 
 RECORDED = Path(__file__).parent / "recorded"
 COCO_NAMES = {"train/a", "train/b", "val/a", "val/c", "test/a"}
@@ -116,3 +117,11 @@ def test_an_image_outside_the_folder_is_not_read(tmp_path, capsys, kind):
     assert convert(kind, source, tmp_path / "out") == 1
     assert len(list((tmp_path / "out/masks").iterdir())) == 1
     assert "image '../secret.png': not below" in capsys.readouterr().err
+
+
+def test_vocs_trainval_does_not_contradict_train_and_val(tmp_path):
+    for name, text in {"train": "a", "trainval": "a\nb", "val": "b"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    faults: list[str] = []
+    assert read_splits(tmp_path, ["a", "b"], faults) == {"a": "train", "b": "val"}
+    assert faults == []

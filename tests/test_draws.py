@@ -9,6 +9,7 @@ from models import compiled
 from support.errors import STOPPED
 from tests.drawing import make_draw
 from tests.test_grad_checkpointing import trained
+from training.state import TrainState
 
 
 def drawing(name: str, **options) -> models.Segmenter:
@@ -60,16 +61,25 @@ def test_two_processes_recompute_what_they_drew_and_resume_bit_for_bit(demo_flag
         assert_same_run(tmp_path / name, tmp_path / "plain")
 
 
+def test_each_forward_pass_draws_other_numbers(demo_run, monkeypatch):
+    seeds, seed_forward = [], TrainState.seed_forward
+    monkeypatch.setattr(
+        TrainState, "seed_forward", lambda *args: seed_forward(*args) or seeds.append(torch.initial_seed())
+    )
+    demo_run(epochs=2, accum_steps=2)
+    assert len(set(seeds)) == len(seeds) == 8
+
+
 def test_same_run_at_any_number_of_processes_and_resumed_with_another(demo_flags, tmp_path):
-    """deeplabv3's head has dropout. Batches of 2 on two processes, alone with accumulation, and one after the other.
+    """deeplabv3's head has dropout. Accumulation on two processes, alone, and one after the other.
 
     In float64 with frozen batch norm: the order of a sum then shows in the last digits only.
     """
     words = demo_flags(
-        model_type="deeplabv3", dataset="Dense", freeze_bn=True, batchsize=2, lr_scaling="none", epochs=2,
-        val_epoch_frequency=0,
+        model_type="deeplabv3", dataset="Dense", freeze_bn=True, batchsize=1, accum_steps=2, lr_scaling="none",
+        epochs=2, val_epoch_frequency=0,
     )  # fmt: skip
-    alone = ["--accum_steps", "2"]
+    alone = ["--accum_steps", "4"]
     whole = start_group(2, [*words, "--name", "whole"], tmp_path, FLOAT64)
     succeed([*whole, start([*words, *alone, "--name", "alone"], tmp_path, FLOAT64)])
     changed = [*words, "--name", "changed", "--resume", "auto"]

@@ -172,6 +172,12 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
+def test_memory_that_a_cpu_does_not_have_is_one_line():
+    named = r"out of memory on cpu \(.*\): use less"
+    with pytest.raises(UserError, match=named), program.explain_errors("cpu", "use less"):
+        torch.empty(2**55)
+
+
 def test_ctrl_c_during_the_import_of_torch_prints_no_traceback(tmp_path):
     (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
     process = subprocess.Popen(

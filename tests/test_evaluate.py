@@ -145,7 +145,7 @@ def test_signal_ends_it_on_all_ranks(run, tmp_path):
         (["--json", "train.txt"], "--json train.txt: programs read such files"),
         (["--report", "damaged.pt"], "damaged.pt is a file: name a folder"),
         (["--json", "."], "--json .: is a folder"),
-        (["--report", "{data}/masks/report"], "which programs read as input"),
+        (["--report", "{data}/gt/report"], "which programs read as input"),
         (["--dataset_path", "{data}", "--val_path", "empty"], "nothing to score"),
     ],
 )
@@ -159,10 +159,10 @@ def test_wrong_flags_and_files_are_named(run, demo_root, tmp_path, monkeypatch, 
     torch.save(content, tmp_path / "nan.pt")
     shutil.copytree(demo_root, tmp_path / "data")
     (tmp_path / "link.json").symlink_to("data/classes.txt")
-    (tmp_path / "data/SegmentationClassAug").rename(tmp_path / "data/masks")
+    (tmp_path / "data/SegmentationClassAug").rename(tmp_path / "data/gt")
     (tmp_path / "data/empty").mkdir()
-    for path in (tmp_path / "data/masks").iterdir():
+    for path in (tmp_path / "data/gt").iterdir():
         Image.new("L", (160, 120), 255).save(tmp_path / "data/empty" / path.name)
-    fixed = ["--checkpoint", str(run / "last.pt"), "--dataset_path", "data", "--val_path", "masks", "--device", "cpu"]
+    fixed = ["--checkpoint", str(run / "last.pt"), "--dataset_path", "data", "--val_path", "gt", "--device", "cpu"]
     with refused(named):
         evaluate.main([*fixed, *(word.format(run=run, data=tmp_path / "data") for word in words)])

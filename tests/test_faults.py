@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -63,6 +64,7 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                 ("out_of_memory", "1", "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower"),
                 ("last_write_fails", "0", "the disk is gone"),
                 ("other_numpy", "1", f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same"),
+                ("other_opencv", "1", f"OpenCV is {cv2.__version__} on rank 0 but 1.0 on rank 1: install the same"),
                 ("loss_not_finite", "1", "is nan at step 6 (epoch 3): lower --lr"),
             )
         ),
@@ -171,6 +173,26 @@ def test_failure_sent_together_with_the_greeting_is_told(monkeypatch, capsys):
     assert errors_of(capsys.readouterr().err.replace("\r", "")) == ["error (rank 0): on rank 1: a cause"]
 
 
+def test_rank_that_fails_ends_after_the_others_have_read_why(monkeypatch):
+    """Its traceback is then the last output. And rank 0 serves the store, which the others may still need."""
+    store, stop = torch.distributed.HashStore(), StopRequest()
+    monkeypatch.setattr(lifeline, "LEAVE_SECONDS", 60)
+    rank0 = lifeline.Lifeline(0, 2, stop, 600)
+    threading.Thread(target=rank0.connect, args=(store, "tcp://127.0.0.1:1", Deadline(60, stop))).start()
+    port = int(store.get("lifeline").decode().rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(b"alive rank 1 (a, process 7)\n")
+        wait_until(lambda: rank0.readers, [])
+        rank0.stop_listening()
+        failing = threading.Thread(target=rank0.publish, args=(2, "a cause"))
+        failing.start()
+        assert "failed 2 on rank 0: a cause" in lifeline.messages_of(line)
+        failing.join(1)
+        assert failing.is_alive()  # until rank 1 leaves
+    failing.join(60)
+    assert not failing.is_alive()
+
+
 @slow
 @pytest.mark.full_size
 def test_slow_download_is_waited_for_beyond_dist_timeout(demo_flags, tmp_path):
@@ -185,14 +207,15 @@ def test_slow_download_is_waited_for_beyond_dist_timeout(demo_flags, tmp_path):
 
 
 @slow
-def test_different_file_lists_are_named(demo_root, tmp_path):
+@pytest.mark.parametrize(("split", "number"), [("train", 2), ("val", 8)])
+def test_different_file_lists_are_named(demo_root, tmp_path, split, number):
     one, other = (shutil.copytree(demo_root, tmp_path / name) for name in ("one", "other"))
-    names = other / "ImageSets/SegmentationAug/train.txt"
-    names.write_text(names.read_text().replace("demo_0002\n", "demo_0003\n", 1))
+    names = other / f"ImageSets/SegmentationAug/{split}.txt"
+    names.write_text(names.read_text().replace(f"demo_{number:04d}\n", "demo_0007\n", 1))
     words = [flags(dataset_path=root, logdir=tmp_path / "log") for root in (one, other)]
     one_line_each(
         finish(two_processes(words, tmp_path)),
-        "the training list of rank 1 differs from rank 0's: entry 3 is 'image=demo_0003.jpg",
+        f"list of rank 1 differs from rank 0's: entry {number % 8 + 1} is 'image=demo_0007.jpg",
     )
 
 

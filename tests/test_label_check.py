@@ -60,6 +60,13 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
     assert "masks hold only 0 and 255: 255 is read as class 1" in capsys.readouterr().out
 
 
+def test_the_sample_is_spread_over_the_list(tmp_path, warnings):
+    masks = [stripes(0, 1)] * (3 * MAX_LABELS_READ)
+    masks[-3] = stripes(0, 9)  # the last one of the numbers 0, 3, 6 ...
+    with pytest.raises(UserError, match="label 9 in"):
+        warnings(draw(tmp_path, masks), [], 2)
+
+
 def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
     # Of 3 * MAX_LABELS_READ masks the sample has numbers 0, 3, 6 ...; class 1 is in number 4 alone.
     masks = [stripes(0, 255)] * (3 * MAX_LABELS_READ)

@@ -219,6 +219,7 @@ def test_an_image_is_not_its_own_label(tmp_path):
         *("images/a b.jpg,masks/a b.png", "a b.jpg, a b.png", "a b.jpg;masks/a b.png", "a b.jpg\ta b.png"),
         *("masks/a b.png images/a b.jpg", "masks/a b.png,a b.jpg", "masks/a b.png images/a b.png"),
         *("/images/a b.jpg /masks/a b.png", "/images/a b.jpg", "{root}/images/a b.jpg", "./a b.jpg"),
+        "a b.jpg,other.jpg",  # nothing tells the mask: the image is first
     ],
 )
 def test_lines_of_other_programs_lists(tmp_path, line):

@@ -110,6 +110,9 @@ def test_positions_are_those_of_the_mask(background):
 def test_large_features_stay_finite_in_half_precision():
     torch.manual_seed(0)
     x = torch.randn(1, 64, 4, 4) * 300  # the sum of 64 products of such numbers is above 65504, fp16's largest
+    x.requires_grad_()
     with torch.autocast("cpu", dtype=torch.float16):
         loss = LoRM(64)(x, queries(torch.ones(1, 4, 4, dtype=torch.bool)))["lorm"]
+    loss.backward()
     assert 0 < loss < torch.inf
+    assert x.grad.isfinite().all()

@@ -164,3 +164,6 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(n
     assert epoch(0.0) == "2 images/s"
     # 3 waits of 0.4 s are 1.2 of 13.2 s, 9 %: below the limit; 24 / 13.2 = 1.818
     assert epoch(0.4) == "1.82 images/s"
+    # The slowest rank counts: it waits for 6 s, and this rank's step waits for it.
+    metrics.pace.group = SimpleNamespace(gather=lambda own: [own, 6.0])
+    assert epoch(0.0) == "2 images/s: 50% of the time is waiting for the loader: raise --workers (now 0)"

@@ -56,6 +56,15 @@ def test_aspp_covers_as_many_pixels_at_any_stride(stride, expected):
     assert [branch.atrous_conv.dilation[0] for branch in (head.aspp2, head.aspp3, head.aspp4)] == expected
 
 
+def test_dropout_of_the_heads():
+    """CDSP's released network has 0.5; DeepLabV3 and V3+ have 0.1; the others none."""
+    rates = {name: [0.5] for name in ("deeplabv3p_cdsp", "deeplabv3p_cdsp_lorm")}
+    rates |= {name: [0.1] for name in ("deeplabv3", "deeplabv3_torchvision", "deeplabv3p", "deeplabv3p_lorm")}
+    for name, head in models.HEADS.items():
+        parts = head((8, 8, 8), NUM_CLASSES).modules()
+        assert [part.p for part in parts if isinstance(part, nn.Dropout)] == rates.get(name, []), name
+
+
 def test_foreground_comes_from_the_labels_and_leaves_them_alone():
     """Without a background class every labelled pixel is foreground."""
     label = torch.zeros(1, 5, 5, dtype=torch.uint8)

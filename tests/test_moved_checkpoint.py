@@ -55,6 +55,7 @@ def test_a_moved_checkpoint_needs_no_other_file(folder, demo_root, tmp_path, mon
     assert (model.classes, model.colours[0].tolist()) == (NAMES, [1, 2, 3])
     about = export.describe(TrainedModel(moved), Namespace(weights="auto"), ["labels"], 1)
     assert json.loads(about["class_names"]) == NAMES
+    assert TrainedModel(moved, {"dataset": "Folder"}).cfg.label_map == ""  # the map is of other files
     Path("five.txt").write_text("a\nb\nc\nd\ne")
     assert segtrain.load(moved, classes="five.txt").classes == list("abcde")
     pseudo.main(using("model.pt", "--dataset_path", demo_root, "--label_map", "", "--output", "pseudo"))

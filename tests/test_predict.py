@@ -165,9 +165,10 @@ def test_stopped_and_started_again_repeats_whole_batches(checkpoint, tmp_path):
     done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/masks/*.png")}
     assert 4 <= len(done) < 60
     (tmp_path / "out/overlays/01.jpg").unlink()
+    (tmp_path / "out/probs/02.npy").unlink()
     (tmp_path / "out/masks/.0123456789abcdef.part.png").touch()  # what a killed process left half-written
     said, _ = succeed([start([*words, name], tmp_path, "predict.py") for name in ("out", "whole")])
-    assert f"{len(done) - 1} done before (--overwrite predicts them again)" in said
+    assert f"{len(done) - 2} done before (--overwrite predicts them again)" in said
     assert {path.stem for path, written in done.items() if path.stat().st_mtime_ns != written} == {"00", "01", "02"}
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
@@ -176,7 +177,13 @@ def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_p
     given, out = folder_of(tmp_path, 2), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
     (out / "masks/mine.png").touch()
-    for words in (["--flip"], ["--overlay"], ["--scales", "0.5"], ["--overlay", "--background", "none"]):
+    for words in (
+        ["--flip"],
+        ["--overlay"],
+        ["--amp", "bf16"],
+        ["--scales", "0.5"],
+        ["--overlay", "--background", "none"],
+    ):
         with pytest.raises(UserError, match="with other settings"):
             run(checkpoint, given, out, *words)
     with pytest.raises(UserError, match=r"with other settings \(input\)"):
@@ -203,6 +210,9 @@ def test_an_input_that_changed_is_predicted_again(checkpoint, tmp_path, capsys):
     assert run(checkpoint, given, out, "--overlay") == 0
     assert "1 to predict, 1 done before" in capsys.readouterr().out
     assert (mask(out / "masks/0.png").shape, (out / "masks/1.png").stat().st_mtime_ns) == ((60, 70), written)
+    for part in (given / "1.png", given):  # a part of the inputs, and then all: none is forgotten
+        assert run(checkpoint, part, out, "--overlay") == 0
+    assert "0 to predict, 2 done before" in capsys.readouterr().out
     (given / "0.png").write_bytes(b"damaged")
     assert run(checkpoint, given, out, "--overlay") == 1
     assert not list(out.glob("*/0.*"))

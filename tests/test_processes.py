@@ -12,8 +12,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 from conftest import REPO
 
+from data.loader import loader_options
 from support.processes import ThreadPool
 
 ENV = os.environ | {"PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
@@ -138,3 +140,9 @@ def test_threads_have_ended_when_a_pool_is_left():
             ids = set(pool.map(count_pixels, range(20)))
         left += sum(Path(f"/proc/self/task/{number}").exists() for number in ids)
     assert left == 0
+
+
+def test_the_processes_of_a_machine_share_its_cores_among_their_workers(monkeypatch):
+    monkeypatch.setattr("data.loader.num_cores", lambda: 8)
+    options = [loader_options(-1, torch.device("cpu"), processes) for processes in (1, 2, 4, 16)]
+    assert [item["num_workers"] for item in options] == [4, 4, 2, 1]

@@ -1,9 +1,12 @@
 """Promises of one line each, which a small change could break without another test failing."""
 
+import dataclasses
 import itertools
 import os
+import shlex
 import shutil
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from conftest import finish, flags, read_metrics, run_train
 from test_checkpoint import content, put
 from test_faults import one_line_each, two_processes
 from test_inference import Tiny, images
+from test_layout import put as put_image
 from test_patience import STILL, steps
 from test_recipe import PHOTOS, recipe
 from test_resume_lr import at, learning_rate
@@ -20,14 +24,17 @@ import train
 import utils
 from data.transforms import TrainTransform
 from distributed.group import Group
-from flags import parse_flags
+from flags import Config, parse_flags
 from inference.predictor import Predictor
 from inference.pseudo.random_walk import best_class
 from models.lorm import foreground_mask
 from support.errors import UserError
+from tools.check.__main__ import READER as CHECK
+from tools.check.survey import Paths
 from tools.split import split
 from training import checkpoint, checkpoint_content
 from training.record import folder as run_folder
+from training.record.messages import data_check_command
 from training.schedule import lr_factor
 from training.state import TrainState
 
@@ -51,18 +58,34 @@ def test_when_a_run_validates(demo_run):
 
 
 def test_the_total_follows_the_ramp_of_the_crf_loss(demo_run):
-    folder = demo_run(dataset="ScribbleOnly", model_type="res50_ASPP", l_crf=0.2)
+    """Up in half of the run, 2 epochs: 4 steps of 2 images, and then 8 of 1 image, which begin at full weight."""
+    scribbles = {"dataset": "ScribbleOnly", "model_type": "res50_ASPP", "l_crf": 0.2, "name": "x", "epochs": 2}
+    folder = demo_run(**scribbles, save_epoch_frequency=1)
+    folder = demo_run(**scribbles, batchsize=1, resume=folder / "epoch_0001.pt")
     for number, line in enumerate(read_metrics(folder, "train")):
-        ramp = min(1, number / 4 / 0.5)  # half of 4 steps
+        ramp = min(1, number / 4)
         assert line["loss"] == pytest.approx(line["losses"]["seg"] + 0.2 * ramp * line["losses"]["crf"], rel=1e-5)
 
 
-def test_a_checkpoint_is_synced_to_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_metrics_and_then_the_checkpoint_are_synced_to_the_disk(demo_run, monkeypatch):
+    """A checkpoint says how many lines of metrics.jsonl belong to it. It gets its name when it is on the disk."""
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")))
-    put(tmp_path / "last.pt", 1)
-    assert len(synced) == 1
-    assert synced[0].endswith(".part.pt")
+    demo_run(name="x", max_steps=1, epochs=None)
+    *_, metrics, best, last = (Path(name).name for name in synced)
+    assert (metrics, best[-8:], last[-8:]) == ("metrics.jsonl", ".part.pt", ".part.pt")
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_the_next_step(demo_run, monkeypatch, tmp_path):
+    def fail(*_):
+        raise UserError("the disk is gone")
+
+    save = checkpoint.Writer.save
+    monkeypatch.setattr(checkpoint.Writer, "save", lambda writer, *args: (save(writer, *args), writer.join(60)))
+    monkeypatch.setattr(checkpoint, "write", fail)
+    with pytest.raises(UserError, match="the disk is gone"):
+        demo_run(name="x", save_step_frequency=2)
+    assert [line["step"] for line in read_metrics(tmp_path / "x", "train")] == [1, 2]  # of 4
 
 
 def test_among_equal_steps_last_pt_is_resumed(tmp_path):
@@ -164,6 +187,21 @@ def test_ranks_are_synchronised_before_each_validation(demo_run, monkeypatch):
     assert before == ["synchronize"] * 2  # after steps 3 and 4
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnn_measures_its_algorithms_in_training_only(demo_run, monkeypatch, deterministic):
+    """The images of a validation have many sizes. With --deterministic: the fastest may differ from run to run."""
+    calls = []
+    for owner, name in ((TrainState, "update"), (train, "evaluate_split")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *a, real=real, **o: calls.append(torch.backends.cudnn.benchmark) or real(*a, **o)
+        )
+    demo_run(name="x", val_step_frequency=3, deterministic=deterministic)
+    torch.use_deterministic_algorithms(False)
+    training = not deterministic
+    assert calls == [training] * 3 + [False, training, False]  # 3 steps, a validation, the 4th step, another one
+
+
 @pytest.mark.slow
 def test_evaluation_with_other_flags_or_files_on_a_rank_is_refused(demo_run, tmp_path):
     folder = demo_run(name="x", epochs=2, save_epoch_frequency=1)
@@ -229,3 +267,35 @@ def test_small_numbers_of_one_place():
     assert recipe(PHOTOS, batchsize=65536)["repeat"] <= 10**6
     # The validation part gets the smallest group, however small its share.
     assert split(list("abcde"), list("xxxxy"), np.zeros((5, 1), bool), 0.01, 0).tolist() == [False] * 4 + [True]
+
+
+def test_equal_statistics_of_three_ranks_stay_the_same():
+    """x + x + x is rounded in float32, so its third may be another number: frozen statistics would change."""
+
+    class Three(Group):
+        def sum(self, tensor):
+            return tensor + tensor + tensor
+
+    norm = torch.nn.BatchNorm2d(100)
+    norm.running_mean.uniform_()
+    before = norm.running_mean.clone()
+    Three(ALONE.device, world_size=3).average_buffers(norm)
+    assert torch.equal(norm.running_mean, before)
+
+
+def test_windows_that_are_too_many_for_any_image_are_refused_at_the_start(tmp_path):
+    """361 x 361 windows of 40 x 40 pixels, one pixel apart, in the second image; one in the first."""
+    for name, size in (("a", 40), ("b", 400)):
+        put_image(tmp_path / f"images/val/{name}.jpg", np.zeros((size, size, 3), np.uint8))
+        put_image(tmp_path / f"masks/val/{name}.png", np.zeros((size, size), np.uint8))
+    cfg = parse_flags(flags(dataset="Folder", dataset_path=tmp_path, window=40, stride_rate=0.01))
+    with pytest.raises(UserError, match="an image of 400x400 pixels would become 209 million"):
+        utils.get_loader(cfg, "val", ALONE)
+
+
+def test_the_printed_check_reads_the_data_as_the_run_does():
+    chosen = {item.name: f"my {item.name}" for item in dataclasses.fields(Paths)} | {"classes": "my names"}
+    command = data_check_command(Config(dataset="Folder", dataset_path="data", **chosen))
+    given = CHECK.command_line(shlex.split(command.partition("tools.check ")[2])).values
+    assert chosen.items() <= given.items()
+    assert (given["root"], given["dataset"]) == (Path("data"), "Folder")

@@ -192,7 +192,7 @@ def test_the_printed_command_trains_on_labels_of_other_layouts(checkpoint, tmp_p
         flags = ["--dataset", "Folder", "--image_path", ".", "--train_path", ".", "--val_path", "."]
         flags += ["--image_suffix", "_sat", "--label_suffix", "_strokes"]
     elif place == "VOC":
-        flags = ["--train_path", "strokes", "--val_path", "masks", "--label_suffix", "_gt"]
+        flags = ["--train_path", "strokes", "--val_path", "masks", "--label_suffix", "_gt", "--long_side", "80"]
     assert run(using(checkpoint, "--dataset_path", root, *flags), out) == 0
     said = capsys.readouterr().out
     for name in names["train"]:
@@ -201,6 +201,7 @@ def test_the_printed_command_trains_on_labels_of_other_layouts(checkpoint, tmp_p
         assert (label[scribble != 255] == scribble[scribble != 255]).all()
         assert (label != 255).mean() > (scribble != 255).mean()
     words = shlex.split(said.splitlines()[-1].partition("to train on them: ")[2])[2:]
+    assert ("--long_side" in words) == (place == "VOC")
     short = [word for name, value in TINY.items() if name not in ("dataset", "numclasses")
              for word in (f"--{name}", str(value))]  # fmt: skip
     assert train.main([*words, *short, "--logdir", str(tmp_path / "log")]) == 0

@@ -99,6 +99,12 @@ def test_total_batch_size_is_divided_and_leaves_the_lr():
         learning_rate(3, total_batchsize=32, accum_steps=2)
 
 
+def test_a_run_from_the_weights_of_another_has_the_lr_of_a_new_run():
+    """--reset_data_offset: --lr x 2 for 2 processes, whatever the other run had, here x 4."""
+    old = learning_rate(4, batchsize=4)
+    assert at(learning_rate(2, saved_by(old), batchsize=8, resume="x.pt", reset_data_offset=True), 0) == 0.5 * 2
+
+
 @pytest.mark.parametrize(("batch", "new_batch"), [(8, 16), (16, 8)])
 @pytest.mark.parametrize("length", [{"max_steps": 40, "epochs": None}, {"epochs": 10}])
 @pytest.mark.parametrize("warmup", [{"warmup_steps": 6, "warmup_epochs": None}, {"warmup_epochs": 2}])

@@ -116,6 +116,7 @@ def test_resumed_run_takes_the_flags_it_is_given(demo_run):
     assert [line["lr"] for line in lines[4:]] == [0.5 * lr_factor(step, 8, 0) for step in range(4, 8)]
     group = read(folder)["optimizer"]["param_groups"][0]
     assert (group["momentum"], group["lr"]) == (0.3, lines[-1]["lr"])
+    assert_same_run(folder, folder)  # the curves have each step of metrics.jsonl, once
 
 
 def test_resume_auto_starts_a_run_where_there_is_none_and_leaves_other_names_alone(demo_run, tmp_path):
@@ -211,12 +212,12 @@ def test_plain_run_touches_no_process_group(demo_flags, monkeypatch):
 def test_max_steps_ends_a_run_in_mid_epoch_and_a_longer_one_goes_on_there(demo_run):
     """8 images, batch 2: 4 steps an epoch."""
     words = {"epochs": None, "val_epoch_frequency": 0, "name": "short"}
-    folder = demo_run(**words, max_steps=6)
-    assert steps(folder) == [1, 2, 3, 4, 5, 6]
-    assert validations(folder) == [(2, 6)]  # only at the end
+    folder = demo_run(**words, max_steps=7)
+    assert steps(folder) == [1, 2, 3, 4, 5, 6, 7]
+    assert validations(folder) == [(2, 7)]  # only at the end
     content = read(folder)
-    assert (content["epoch"], content["samples"], content["step"]) == (1, 4, 6)
-    # The first run ends at step 6 of 6; the longer run continues with the second half of epoch 2.
+    assert (content["epoch"], content["samples"], content["step"]) == (1, 6, 7)
+    # The first run ends at step 7 of 7; the longer run continues with the last step of epoch 2.
     demo_run(**words, max_steps=8, resume=folder / "last.pt")
     assert steps(folder) == list(range(1, 9))
     content = read(folder)

@@ -16,7 +16,7 @@ import pytest
 from conftest import REPO, assert_same_run, count_lines, flags, kill, start_group, succeed, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # its processes are new interpreters
-NOTICE_SECONDS = 30  # keep-alive probes take 20 (distributed/lifeline.py)
+NOTICE_SECONDS = 30  # an unanswered message takes 20 (distributed/lifeline.py)
 
 
 def ip(*words: str) -> str:

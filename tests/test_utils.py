@@ -99,6 +99,7 @@ def test_loader_reads_the_folders_of_its_flags(demo_root, tmp_path):
     assert folders(utils.get_loader(given, "val", ALONE)) == {"image": "JPEGImages", "label": "masks"}
     assert (loader.batch_size, loader.sampler.global_batch, loader.sampler.seed, loader.dataset.seed) == (4, 8, 9, 9)
     assert (loader.dataset.transform.crop_size, loader.num_workers) == (47, 2)
+    assert utils.get_loader(cfg(demo_root, workers=2, val_workers=1), "val", ALONE).num_workers == 1
     for chosen, background in (("0", 0), ("none", None)):
         computed = utils.get_loader(cfg(demo_root, background=chosen), "train", ALONE).dataset.computed_maps
         used = {name: (source, distance.func, distance.keywords) for name, (source, distance) in computed.items()}
