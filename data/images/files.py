@@ -48,8 +48,9 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     try:
         if not os.path.isfile(path) and os.path.exists(path):  # opening a pipe would wait for a writer
             raise InputError(f"{path}: not a regular file: replace it by an image")
-        # Not by its path: Pillow would map an uncompressed file into memory, and ignore that EXIF swaps its sides.
-        with path.open("rb") as file, Image.open(file, formats=FORMATS) as image:
+        with Image.open(path, formats=FORMATS) as image:
+            if image.format == "TIFF":
+                image.filename = ""  # else Pillow maps uncompressed pixels into memory, and forgets that EXIF turns them
             if unread := _unread_channels(image):
                 raise InputError(f"{path}: {unread}: {needed}")
             yield image
