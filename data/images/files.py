@@ -50,7 +50,7 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
             raise InputError(f"{path}: not a regular file: replace it by an image")
         with Image.open(path, formats=FORMATS) as image:
             if image.format == "TIFF":
-                image.filename = ""  # else Pillow maps uncompressed pixels into memory, and forgets that EXIF turns them
+                image.filename = ""  # else Pillow maps uncompressed pixels into memory, and forgets EXIF
             if unread := _unread_channels(image):
                 raise InputError(f"{path}: {unread}: {needed}")
             yield image
