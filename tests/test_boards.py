@@ -12,6 +12,7 @@ import torch
 from chaos import unequal
 from conftest import FAULTS, finish, flags, read_metrics, run_train, start_group, succeed
 
+from data.demo import CLASSES
 from flags import parse_flags
 from support.errors import UserError
 from training.record.boards import WandB
@@ -67,8 +68,9 @@ def expected_rows(folder: Path) -> dict[int, dict]:
         rows[line["step"]] |= {f"train/loss_{name}": value for name, value in losses.items()}
     for line in read_metrics(folder, "val"):
         values = {f"val/{name}": line[name] for name in ("miou", "mean_dice", "pixel_acc", "mean_acc")}
-        of_classes = {f"val_{kind}/{name}": value for kind in ("iou", "dice") for name, value in enumerate(line[kind])}
-        rows[line["step"]] |= values | of_classes
+        for kind in ("iou", "dice"):
+            values |= {f"val_{kind}/{name}": value for name, value in zip(CLASSES, line[kind], strict=True)}
+        rows[line["step"]] |= values
     return {step: {tag: value for tag, value in row.items() if value is not None} for step, row in rows.items()}
 
 

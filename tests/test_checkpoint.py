@@ -22,7 +22,6 @@ from support.errors import UserError
 from support.files import remove_scratch, writing
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
-from training.record import folder as run_folder
 from training.state import TrainState
 
 
@@ -114,7 +113,7 @@ def test_run_with_damaged_checkpoints_only_is_not_begun_anew(tmp_path):
     data = (tmp_path / "x" / "last.pt").read_bytes()
     (tmp_path / "x" / "last.pt").write_bytes(data[:-5])
     with pytest.raises(UserError, match=r"x: all checkpoints are damaged \(last\.pt\): delete them"):
-        run_folder.find(tmp_path, "x", "auto")
+        checkpoint.read_newest(tmp_path / "x")
 
 
 def test_write_goes_on_in_the_background_from_a_copy(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def nothing(data: Path) -> None:
         (truncate, "", "demo_0002.jpg: not a whole, readable image"),
         (
             draw("pascal_2012_scribble/demo_0002.png", (120, 160), 37),
-            "--numclasses 11",
+            "--numclasses 11 --classes=",
             "demo_0002.png: label 37 in 19200 pixel(s): with --numclasses 11 labels are 0..10",
         ),
         (nothing, "--batch_siz 2", "unknown flag --batch_siz: did you mean --batchsize?"),
@@ -104,7 +104,7 @@ def test_only_errors_that_name_a_path_are_one_line(capsys):
         raise OSError(number, os.strerror(number), *name)
 
     assert program.run(lambda: fail(errno.EIO, "a" * 300)) == 2
-    assert re.fullmatch(r"error: a{80} \.\.\. a{40}: Input/output error: check the path.*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"error: a{100} \.\.\. a{100}: Input/output error: check the path.*\n", capsys.readouterr().err)
     for error in ((errno.EIO,), (errno.EBADF, "x"), (errno.ENOENT, "x")):  # our own bugs leave with a traceback
         with pytest.raises(OSError, match=os.strerror(error[0])):
             program.run(lambda error=error: fail(*error))

@@ -1,4 +1,4 @@
-"""Choose the flags that the data set decides, unless they are set: its layout, its classes and their names."""
+"""Choose the flags that follow from the data set: its layout, its classes and their names. Flags that are set stay."""
 
 import dataclasses
 import logging
@@ -16,11 +16,12 @@ from data.label_map import read_label_map
 from data.layout import Split
 from distributed.group import Group
 from flags import Config
+from support.errors import UserError
 from support.labels import DENSE, IGNORE, MAPS
 from support.progress import progress_bar
 from training.checkpoint_content import Checkpoint
 
-NUM_COUNTED = 200  # training labels whose pixels are counted, if only the classes' shares are needed
+NUM_COUNTED = 200  # training labels to read if only the classes' shares are needed
 CLASS_FLAGS = ("classes", "numclasses", "label_map")
 
 log = logging.getLogger("segtrain")
@@ -29,7 +30,7 @@ log = logging.getLogger("segtrain")
 def choose_layout(cfg: Config, group: Group) -> Config:
     """Return the flags with --dataset and the folders as they are found in --dataset_path. Collective.
 
-    If --dataset is set, all flags stay. Raises UserError if there is no data set, or if it could be read in two ways.
+    All flags stay if --dataset or a flag of pseudo-labels is set. Raises UserError if there is no data set, or if it could be read in two ways.
     """
     if not cfg.leaves_layout_open:
         return cfg
@@ -53,55 +54,71 @@ def choose_classes(
     """Return the flags with --classes, --numclasses and --label_map as the data says, and the share of each class.
 
     files: the Split of "train" and of "val". A resumed run keeps the checkpoint's values. The shares are of the pixels
-    in dense training masks, (numclasses,) float64; (0,) for other labels or a resumed run. Collective. Raises UserError
-    if a label cannot be read, or if --numclasses and the file of class names contradict each other.
+    in dense training masks, (numclasses,) float64; (0,) if they are not counted. Collective. Raises UserError if a
+    label cannot be read, or if --numclasses and the file of class names contradict each other.
     """
     given = cfg.given
-    if given is None or resumed:
-        kept = {name: resumed.config[name] for name in CLASS_FLAGS if name not in (given or ())} if resumed else {}
-        return dataclasses.replace(cfg, **kept) if given is not None else cfg, np.zeros(0)
-    choices: dict[str, tuple[Any, str]] = {}
-    # Rank 0 decides: ranks that saw other files would call other collectives.
-    file = group.broadcast("" if "classes" in given else class_file(Path(cfg.dataset_path)))
-    if file:
-        choices["classes"] = file, "found there"
-    known = cfg.numclasses if "numclasses" in given else None
-    if names := group.broadcast(read_classes(file or cfg.classes, known).names):
-        choices["numclasses"] = len(names), "as many names"
-    label_map = read_label_map(cfg.label_map, known)
+    if given is None:
+        return cfg, np.zeros(0)
+    if resumed:
+        kept = {name: resumed.config[name] for name in CLASS_FLAGS if name not in given}
+        return dataclasses.replace(cfg, **kept), np.zeros(0)
+    # 1. Without reading labels: the names of the classes, or a label map.
+    choices = _choose_by_files(cfg, group)
+    label_map = read_label_map(cfg.label_map, cfg.numclasses if "numclasses" in given else None)
     if label_map:
-        choices.setdefault("numclasses", (max(label_map.num_classes, 2), "as --label_map gives"))
-    num_classes = known or choices.get("numclasses", (0, ""))[0]
+        choices.setdefault("numclasses", (max(label_map.num_classes, 2), f"classes of --label_map {cfg.label_map}"))
+    num_classes = cfg.numclasses if "numclasses" in given else choices.get("numclasses", (0, ""))[0]
 
+    # 2. By the labels: all of them if the number of classes is still unknown, else a sample.
     def count(paths: list[Path]) -> list[dict[int, int]]:
         bar = partial(progress_bar, total=len(paths[group.rank :: group.world_size]), title="counting labels")
         bar = partial(bar, unit="file", enabled=group.is_main)
         return [counts or {} for counts in group.share_work(partial(count_values, label_map=label_map), paths, bar)]
 
-    kinds = [kind for kind in ("label", "pseudo") if kind in MAPS[cfg.dataset]]
-    train = [[paths[kind] for paths in files["train"].files] for kind in kinds]
     is_dense = cfg.dataset in DENSE
-    if num_classes and not is_dense:
-        counts: list[dict[int, int]] = []
-    elif num_classes:
-        counts = count(spread(train[0], NUM_COUNTED))
+    kinds = [kind for kind in ("label", "pseudo") if kind in MAPS[cfg.dataset]]
+    paths = [image[kind] for image in files["train"].files for kind in kinds]
+    if not num_classes:
+        counts = count(paths)
+    elif is_dense:
+        counts = count(spread(paths, NUM_COUNTED))
     else:
-        counts = count([path for paths in train for path in paths])
+        counts = []
     may_be_binary = is_dense and "label_map" not in given and num_classes in (0, 2)
     if may_be_binary and num_classes and holds_only_255(counts):
-        counts = count(train[0])  # the sample may lack class 1
+        counts = count(paths)  # the sample may lack class 1
     if may_be_binary and holds_only_255(counts):
         choices["label_map"] = "binary", "masks hold only 0 and 255"
         choices.setdefault("numclasses", (2, "the object and the rest"))
         counts = [{int(value == IGNORE): number for value, number in row.items()} for row in counts]
     elif not num_classes:
-        others = count([paths["label"] for paths in files["val"].files])
+        others = count([image["label"] for image in files["val"].files])
         values = {value for row in (*counts, *others) for value in row} - {IGNORE}
-        choices["numclasses"] = infer_num_classes(values), "one more than the highest label"
+        choices["numclasses"] = infer_num_classes(values), "from the highest label"
+
     choices = {name: choice for name, choice in choices.items() if name not in given}
     if choices:
         text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
-        log.info(f"chosen from the labels: {text}")
+        log.info(f"chosen from the data set: {text}")
     cfg = dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
     pixels = np.array([sum(row.get(number, 0) for row in counts) for number in range(cfg.numclasses)], np.float64)
     return cfg, pixels / max(pixels.sum(), 1) if is_dense else np.zeros(0)
+
+
+def _choose_by_files(cfg: Config, group: Group) -> dict[str, tuple[Any, str]]:
+    """Return {flag: (value, reason)} of --classes and --numclasses as the data set's file of class names says, if any.
+
+    Collective. Raises UserError if the file is invalid, or contradicts --numclasses.
+    """
+    given = cfg.given or frozenset()
+    # Broadcast rank 0's answer: ranks that see different files would call different collectives, and hang.
+    file = group.broadcast("" if "classes" in given else class_file(Path(cfg.dataset_path)))
+    choices: dict[str, tuple[Any, str]] = {"classes": (file, "found in --dataset_path")} if file else {}
+    try:
+        names = read_classes(file or cfg.classes, cfg.numclasses if "numclasses" in given else None).names
+    except UserError as error:
+        raise UserError(f"{error}; to ignore the file: --classes ''" if file else str(error)) from None
+    if number := group.broadcast(len(names)):
+        choices["numclasses"] = number, f"names in {Path(file or cfg.classes).name}"
+    return choices
