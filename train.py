@@ -2,7 +2,7 @@
 
 python train.py                                  # one device; without data, on the drawn demo
 python train.py --dataset_path VOC2012           # your data
-bash train_torchrun.sh --dataset_path VOC2012    # the same run on every GPU of this machine
+bash train_torchrun.sh --dataset_path VOC2012    # one run on all GPUs of this machine
 torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:PORT train.py --dataset_path VOC2012
 """
 
@@ -13,14 +13,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-if not __package__:  # started as a file: if PYTHONSAFEPATH is set, Python leaves its folder out of sys.path
+if not __package__:  # run as a file: if PYTHONSAFEPATH is set, Python does not put this folder on sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from flags import parse_flags
 from support import program
 
 if __name__ == "__main__":
-    program.check_command_line(parse_flags)  # --help and wrong flags answer here, before torch is imported
+    program.check_command_line(parse_flags)  # --help and wrong flags end here, before the slow import of torch
 
 import torch
 
@@ -44,7 +44,7 @@ from training.record.log import start_logging
 from training.record.run import Run
 from training.record.samples import draw_samples
 from training.schedule import Schedule
-from training.scores import headline
+from training.scores import headline, missed_classes
 from training.settle import settle
 from training.state import TrainState
 from training.task import task_words
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         return {"test": evaluate, "predict": predict}[cfg.task].main(task_words(cfg))
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
-        # Run logs an error that ends the run; explain_errors turns running out of memory into advice.
+        # Run logs an error that ends the run; explain_errors adds a remedy to out-of-memory errors.
         with Run(group) as run, program.explain_errors(str(group.device), messages.MORE_MEMORY):
             plan = settle(cfg, group)  # reads flags, files and checkpoint; no flag changes afterwards
             trainer = build(plan, group, run)
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build(plan: Plan, group: Group, run: Run) -> "Trainer":
-    """Build what trains from the plan, and open the run's folder. Collective.
+    """Build the Trainer from a plan, and open the run's folder. Collective.
 
     Raises UserError if files, loaders, model, losses, schedule or checkpoint do not fit each other, or if the folder
     cannot be written.
@@ -84,15 +84,15 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     # Each rank loads its own share of both splits, whose files settle() has listed.
     train_loader = utils.get_loader(cfg, "train", group, plan.files["train"])
     val_loader = utils.get_loader(cfg, "val", group, plan.files["val"])
-    # The forward pass calls `model`: raw_model in its DDP wrapper. Checkpoints have the plain names of raw_model.
+    # `model` is raw_model, wrapped in DDP if there is a group. Checkpoints have the parameter names of raw_model.
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # A resumed run scales --lr by the batch that it first started with, which the checkpoint holds.
+    # A resumed run scales --lr relative to the global batch of its first start, which the checkpoint holds.
     schedule = Schedule(cfg, train_loader.sampler, plan.resumed)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
-    # The folder comes last: a start that fails leaves none behind.
+    # Open the folder only now, so that a failure above leaves none behind.
     run.open(plan, state, run_steps=schedule.total_steps - schedule.steps_done(state))
     run.show_samples(lambda: draw_samples(cfg, train_loader, plan.classes))
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
@@ -103,7 +103,10 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
 
 @dataclass
 class Trainer:
-    """The loop over epochs and steps, and what it works with. Every rank calls the methods alike."""
+    """The loop over epochs and steps, and what it works with.
+
+    Collective: every rank calls the same methods in the same order.
+    """
 
     cfg: Config
     group: Group
@@ -142,25 +145,25 @@ class Trainer:
         # A step takes --accum_steps batches of the loader. --max_steps may end the run before the loader ends.
         num_steps, title = schedule.steps_left(state), messages.epoch_title(cfg, state)
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
-        self.start_training()
+        self.enter_train_mode()
         for micro_batches in run.metrics.steps(steps, total=num_steps, title=title):
-            # Validate the weights of the previous step at the top of the loop: a run that is stopped in this validation
-            # resumes here, and repeats it. After the epoch's last step, close_epoch() validates.
+            # Validate before the next step, not after the last one: if a signal stops this validation, the resumed run
+            # enters the loop here and repeats it. close_epoch() validates after the epoch's last step.
             if schedule.validates_step(state):
                 state.synchronize(self.group)
-                scores, is_best = self.validate()
-                log.info(f"{title}, step {state.step}: {scores}")
+                score_line, is_best = self.validate()
+                log.info(f"{title}, step {state.step}: {score_line}")
                 if is_best:
                     run.save(state, "best.pt")
                 if state.stops_early(cfg.patience):
                     break
-                self.start_training()
+                self.enter_train_mode()
             self.train_step(micro_batches)
             if schedule.saves_step(state):
                 run.save(state, f"step_{state.step:08d}.pt")
         run.metrics.end_epoch()
 
-    def start_training(self) -> None:
+    def enter_train_mode(self) -> None:
         """Put the model into training mode, and let cuDNN measure its algorithms: all crops have one size."""
         self.state.model.train()
         torch.backends.cudnn.benchmark = not self.cfg.deterministic
@@ -171,27 +174,27 @@ class Trainer:
         Raises Stopped if any rank got a signal.
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
-        group.note(f"step {state.step + 1}")  # other ranks name this place if this rank hangs
+        group.note(f"step {state.step + 1}")  # if this rank hangs, the other ranks' error names this step
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
-        # 1. Each loss is divided by its own count over the global batch, such as labelled pixels. A mean per rank
-        # would give a pixel more weight on a rank with fewer labelled pixels. The sum also tells all ranks of a signal.
+        # 1. Divide each loss by its own count, such as labelled pixels, summed over the global batch. A mean per rank
+        # would give a pixel more weight on a rank with fewer labelled pixels. The same sum tells all ranks of a signal.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        parts, hits = torch.zeros(len(criterion.names), device=group.device), []
+        parts, hits = torch.zeros(len(criterion.names), device=group.device), []  # parts: the value of each loss
         for number, batch in enumerate(micro_batches, start=1):
-            # Seed dropout by the batch's place in the global batch: if --batchsize is equal, any number of ranks
-            # draws the same numbers.
+            # Seed dropout by the position in the global batch: runs of one --batchsize then draw the same numbers on
+            # any number of ranks.
             first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
             # Under autocast, only the model computes in low precision. The losses need more digits.
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 with autocast(cfg.amp, group.device):
-                    outputs = state.model(batch.image, batch.foreground)
-                # With --lorm_scope all, LoRM's divisor depends on the features, so step 1 has none. Divide by this
-                # micro-batch's count over all ranks, times the number of micro-batches.
+                    outputs = state.model(batch.image, batch.foreground)  # the foreground is LoRM's; else None
+                # With --lorm_scope all, LoRM's count is known only now, so `divisors` lacks it. The criterion divides
+                # by the count in `outputs`: this micro-batch's, over all ranks, times the number of micro-batches.
                 if "lorm_terms" in outputs:
                     outputs["lorm_terms"] = group.sum(outputs["lorm_terms"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
@@ -223,11 +226,11 @@ class Trainer:
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
         run, state, schedule = self.run, self.state, self.schedule
-        state.synchronize(self.group)  # ranks resume from a checkpoint between epochs with equal statistics
+        state.synchronize(self.group)  # averages batch norm's statistics: a run resumed here has equal ones
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
         if schedule.validates_epoch(state):
-            scores, is_best = self.validate()
-            line += f", {scores}"
+            score_line, is_best = self.validate()
+            line += f", {score_line}"
             checkpoints += ["best.pt"] if is_best else []
         if schedule.sampler.is_epoch_done(state.samples):  # --max_steps and --patience may end a run in mid-epoch
             state.epoch, state.samples = state.epoch + 1, 0
@@ -244,13 +247,15 @@ class Trainer:
         cfg, group, run, state, dataset = self.cfg, self.group, self.run, self.state, self.val_loader.dataset
         torch.backends.cudnn.benchmark = False  # images have many sizes: cuDNN would measure again for each
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
-        with run.metrics.pause():  # images per second are those of training
+        with run.metrics.pause():  # exclude the validation from images per second
             result = evaluate_split(predictor, self.val_loader, group, "validation", keep_pictures=True)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
         is_best = state.record_score(headline(result.scores, cfg.background_class))
+        if missed := missed_classes(result.scores, self.classes.names):
+            log.info(missed)
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
-        # checkpoint's save writes the report, so a run resumed from there has a report of the same step.
+        # save() writes the report with the checkpoint, so that both are of the same step.
         predictions = gather_predictions(result, group) if is_best else {}
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
         return messages.score_text(cfg, result.scores, self.classes, is_best, state), is_best

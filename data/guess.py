@@ -1,4 +1,4 @@
-"""Guess the flags that read a data set from its folders and file names, without opening an image.
+"""Guess the flags of a data set from the names of its folders and files, without opening an image.
 
 train.py and the data check use the same guesses.
 """
@@ -35,11 +35,11 @@ list_folder = functools.cache(layout.list_folder)
 
 
 class NoDataSetError(UserError):
-    """A folder holds no data set that is read as it is."""
+    """A folder has no layout that can be read without conversion."""
 
 
 def guess_flags(root: Path, dataset: str, flags: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """Return --dataset and the flags of GUESSED that read a folder. What is set stays.
+    """Return --dataset and the flags of GUESSED for a folder. Flags that are set stay.
 
     flags: {flag: value} of all of GUESSED. Raises NoDataSetError if no value of --dataset fits, and UserError if a
     split could be in two places, or if labels of several endings fit the images.
@@ -98,8 +98,8 @@ def guess_dataset(root: Path, flags: dict[str, str]) -> str:
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise NoDataSetError(
         f"{root}: no data set: it has neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's "
-        f"layout), but {present}; give its root, or name the folders with --dataset Folder, --image_path, --train_path "
-        f"and --val_path{find_flags(root)}"
+        f"layout), but {present}; pass its root folder, or name the folders with --dataset Folder, --image_path, "
+        f"--train_path and --val_path{find_flags(root)}"
     )
 
 
@@ -119,7 +119,7 @@ def _guess_layout(root: Path, flags: dict[str, str]) -> dict[str, str]:
     folders = {"images": flags["image_path"], "masks": flags["train_path"]}
     try:
         images, masks, _ = find_plain(root, flags["train_split"] or "train", **folders, list_path=flags["list_path"])
-    except UserError:  # whoever reads the split says so
+    except UserError:  # reading the split reports this error later
         images, masks, _ = find_whole(root, **folders)
     present = list_folder(images, layout.IMAGE_SUFFIXES), list_folder(masks, layout.ANY_SUFFIXES)
     image_suffix, label_suffix = guess_endings(*present, masks)

@@ -95,14 +95,14 @@ def _judge(present: set[int], masks: list[list[int]], num_classes: int, command:
         problem = f"the training labels hold only class {highest}{' and 255 (ignored)' if IGNORE in present else ''}"
         log.warning(f"{problem}, so there is nothing to learn: label a second class; to count the classes: {command}")
     if present != {0, IGNORE} and (number := sum(objects_as_255(masks))):
-        problem = f"{number} of {len(masks)} training labels hold only 0 and 255 (ignored), the others have no 255"
+        problem = f"{number} of {len(masks)} training labels hold only 0 and 255 (ignored), but most others have no 255"
         log.warning(f"{problem}: if 255 marks an object, training ignores it; check the labels: {command}")
 
 
 def infer_num_classes(values: Iterable[int]) -> int:
     """Return the number of classes, 2 to 255: the highest label value plus 1. values: of all labels, without 255.
 
-    A value more than VALUE_JUMP above the next lower one, and all values above it, do not count.
+    Ignores a value more than VALUE_JUMP above the next lower one, and all values above it.
     """
     highest = 0
     for value in sorted(values):

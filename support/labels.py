@@ -25,3 +25,11 @@ def is_foreground(label, background: int | None):
     """Return a mask, array or tensor as `label`: True where it is neither IGNORE nor `background` (if not None)."""
     labelled = label != IGNORE
     return labelled if background is None else labelled & (label != background)
+
+
+def single_object(num_classes: int, background: int | None) -> int | None:
+    """Return the object's class if there is one object and a background, else None.
+
+    background: the background's class; None: each class is an object.
+    """
+    return 1 - background if num_classes == 2 and background is not None else None

@@ -62,14 +62,14 @@ def test_classes_that_are_never_predicted_are_named():
         scores(torch.tensor([[89, 0, 1, 0], [6, 0, 0, 0], [2, 0, 2, 0], [0, 0, 0, 0]])),
         ["0", "car", "2", "3"],
     )
-    line = "never predicted: class 1 (car); a constant answer has mIoU 30.00"
+    line = "never predicted: class 1 (car); always predicting class 0 has mIoU 30.00"
     assert missed_classes(result, names) == line
     assert f"  {line}" in table(result, names).splitlines()
     assert missed_classes(scores(torch.tensor([[1, 1], [1, 1]])), ["0", "1"]) == ""
     rare = torch.diag(torch.tensor([91, *[0] * 9]))
     rare[1:, 0] = 1  # nine classes of one pixel, all called class 0
     text = missed_classes(scores(rare), [str(number) for number in range(10)])
-    assert "class 5, class 6 and 3 more; a constant answer has mIoU 9.10" in text
+    assert "class 5, class 6 and 3 more; always predicting class 0 has mIoU 9.10" in text
 
 
 def test_scores_of_images_and_the_interval_over_them():

@@ -16,7 +16,7 @@ from flags.conflicts import check_backbone
 from flags.declare import Flag
 from models.pretrained import weights_in
 from support.errors import UserError
-from training.scores import single_object
+from support.labels import single_object
 
 FORMAT = 3  # of a Checkpoint
 

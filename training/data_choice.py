@@ -30,7 +30,8 @@ log = logging.getLogger("segtrain")
 def choose_layout(cfg: Config, group: Group) -> Config:
     """Return the flags with --dataset and the folders as they are found in --dataset_path. Collective.
 
-    All flags stay if --dataset or a flag of pseudo-labels is set. Raises UserError if there is no data set, or if it could be read in two ways.
+    All flags stay if --dataset or a flag of pseudo-labels is set. Raises UserError if there is no data set, or if it
+    could be read in two ways.
     """
     if not cfg.leaves_layout_open:
         return cfg

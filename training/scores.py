@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from support.labels import IGNORE
+from support.labels import IGNORE, single_object
 
 # Scores of a segmentation by name, as scores() returns them; Evaluation adds "images" and "miou_ci".
 Scores: TypeAlias = dict[str, Any]
@@ -28,10 +28,10 @@ def confusion_matrix(predicted: Tensor, label: Tensor, num_classes: int) -> Tens
 def scores(confusion: Tensor) -> Scores:
     """Return the scores of a confusion matrix (C, C), row = label. The means are 0 if no pixel is labelled.
 
-    "pixels" is the number of labelled ones; all others are 0..1. "miou", "mean_dice" and "mean_acc" are means over the
-    classes that occur in the labels; "fwiou" weights the IoU by each class's share of the labelled pixels; "pixel_acc"
-    is the share of labelled pixels that are correct. "share" is each class's share of the labelled pixels. "iou",
-    "dice" (F1), "acc" (recall) and "precision" have a value for each class, None if its denominator is 0.
+    "pixels" is the number of labelled pixels; all other scores are 0 to 1. "miou", "mean_dice" and "mean_acc" are means
+    over the classes that occur in the labels; "fwiou" weights the IoU by each class's share of the labelled pixels;
+    "pixel_acc" is the share of labelled pixels that are correct. "share" is each class's share of the labelled pixels.
+    "iou", "dice" (F1), "acc" (recall) and "precision" have a value for each class, None if its denominator is 0.
     """
     counts = class_counts(confusion).cpu().numpy()
     correct, labelled, predicted = counts
@@ -63,13 +63,10 @@ def or_none(values: np.ndarray) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.tolist()]
 
 
-def single_object(num_classes: int, background: int | None) -> int | None:
-    """Return the object's class if there is one object and the background, else None. background: its class."""
-    return 1 - background if num_classes == 2 and background is not None else None
-
-
 def headline(scores: Scores, background: int | None) -> float:
     """Return the score that decides which checkpoint is the best: the IoU of a single object, or else the mIoU.
+
+    background: the background's class; None: each class is an object.
 
     The mIoU of a single object and its background would be about 0.5 even if the object were never found.
     """
@@ -85,8 +82,8 @@ def headline_name(class_names: list[str], background: int | None) -> str:
 def missed_classes(scores: Scores, class_names: list[str]) -> str:
     """Return a line of text on the classes that are in the labels and were never predicted; "" if there are none.
 
-    The line states the mIoU of a model that always predicts the most frequent class: such a class has an IoU of its
-    share of the pixels, and all others have 0.
+    The line states the mIoU of a model that always predicts the most frequent class: that class then has an IoU equal
+    to its share of the pixels, and all others have 0.
     """
     missed = [number for number, precision in enumerate(scores["precision"]) if precision is None]
     missed = [number for number in missed if scores["share"][number]]
@@ -94,8 +91,10 @@ def missed_classes(scores: Scores, class_names: list[str]) -> str:
         return ""
     names = ", ".join(class_label(number, class_names) for number in missed[:MAX_NAMES])
     more = f" and {len(missed) - MAX_NAMES} more" if len(missed) > MAX_NAMES else ""
-    constant = 100 * max(scores["share"]) / sum(share > 0 for share in scores["share"])
-    return f"never predicted: {names}{more}; a constant answer has mIoU {constant:.2f}"
+    most = max(scores["share"])
+    constant = f"always predicting {class_label(scores['share'].index(most), class_names)}"
+    miou = 100 * most / sum(share > 0 for share in scores["share"])
+    return f"never predicted: {names}{more}; {constant} has mIoU {miou:.2f}"
 
 
 def class_label(number: int, class_names: list[str]) -> str:

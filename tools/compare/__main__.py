@@ -1,8 +1,8 @@
-"""Compare training runs: a table, and a page with their curves over each other.
+"""Compare training runs: a table, and a page that overlays their curves.
 
     python -m tools.compare log/sweep/*
 
-Each run is a folder that train.py wrote. The one with the best validation mIoU comes first.
+Each run is a folder that train.py wrote. The best one comes first: by the mIoU, or by the IoU of a single object.
 """
 
 import os
@@ -108,8 +108,8 @@ def main(argv: list[str] | None = None) -> None:
     output = args.output or Path(os.path.relpath(parent), "compare.html")
     check_file(output, "--output", mark=MARK, suffix=".html")
     runs = [read_run(folder, Path(os.path.relpath(folder, parent)).as_posix()) for folder in folders]
-    runs.sort(key=lambda run: (-run.best[1] if run.best else 1.0, run.name))
-    tables = {"Runs": facts_of(runs), "IoU of each class, at the step of the best mIoU": ious_of(runs)}
+    runs.sort(key=lambda run: (-run.score, run.name))
+    tables = {"Runs": facts_of(runs), "IoU of each class, at the best validation": ious_of(runs)}
     width = shutil.get_terminal_size((MAX_WIDTH, 0)).columns
     for heading, columns in tables.items():
         say(f"{heading}:", *table_lines([run.name for run in runs], columns, width))

@@ -1,11 +1,11 @@
-"""What the folder of a run says: its flags, curves, scores, time and end."""
+"""Read a run's folder: its flags, curves, scores, time, and how it ended."""
 
 import contextlib
 import json
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from data.classes import read_classes
 from support.errors import UserError
 from support.files import json_lines, read_bytes
+from support.labels import single_object
 from support.yaml_file import read_yaml
 
 FILES = ("config.yaml", "metrics.jsonl", "train.log")  # the folder of a run has at least one of them
@@ -26,8 +27,9 @@ class Run(NamedTuple):
     flags: dict[str, str]
     loss: list[tuple[int, float]]  # (step, training loss)
     miou: list[tuple[int, float]]  # (step, mIoU of the validation)
-    best: tuple[int, float] | None  # of `miou`: the highest, the first among equals
-    ious: dict[str, float | None]  # of each class in this validation; None: neither labelled nor predicted
+    best: tuple[int, float] | None  # (step, mIoU) of the best validation, as train.py chooses best.pt
+    score: float  # of the best validation, which decides: the mIoU, or the IoU of a single object; -1: none
+    ious: dict[str, float | None]  # of each class at the best validation; None: neither labelled nor predicted
     steps: str  # done, such as "192", or "30 of 192" in a run that did not end
     seconds: float
     images_per_s: float
@@ -35,7 +37,7 @@ class Run(NamedTuple):
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the folders of runs: the paths, or the runs in a path. A file, which a shell's * names too, is left out.
+    """Return the folders of runs: the paths, or the runs in a path. Files are skipped: a shell's * matches them, too.
 
     Raises UserError if a path is missing, or is a folder that neither is a run nor has one.
     """
@@ -60,7 +62,8 @@ def read_run(folder: Path, name: str) -> Run:
     """
     flags = _read_flags(folder / "config.yaml")
     lines = [line for line in json_lines(folder / "metrics.jsonl") if line is not None]
-    best = max((line for line in lines if _is_number(line.get("miou"))), key=lambda line: line["miou"], default=None)
+    deciding = _deciding_score(flags)
+    best = max((line for line in lines if _is_number(line.get("miou"))), key=deciding, default=None)
     rates = [rate for _, rate in _curve(lines, "images_per_s")]
     steps = max((line["step"] for line in lines), default=0)
     state, seconds, planned_steps = _read_log(folder / "train.log")
@@ -70,12 +73,25 @@ def read_run(folder: Path, name: str) -> Run:
         loss=_curve(lines, "loss"),
         miou=_curve(lines, "miou"),
         best=(best["step"], best["miou"]) if best else None,
+        score=deciding(best) if best else -1.0,
         ious=_by_class(best.get("iou"), flags.get("classes", "")) if best else {},
         steps=str(steps) if state == "done" or steps >= planned_steps else f"{steps} of {planned_steps}",
         seconds=seconds,
         images_per_s=statistics.median(rates) if rates else 0.0,
         state=state if best else f"{state}, no validation",
     )
+
+
+def _deciding_score(flags: dict[str, str]) -> Callable[[dict], float]:
+    """Return a function of a validation's line: the score that decides best.pt, as in training.scores.headline()."""
+
+    def score(line: dict) -> float:
+        ious = line.get("iou") or []
+        number = single_object(len(ious), int(background) if background.isdecimal() else None)
+        return line["miou"] if number is None else ious[number] or 0.0
+
+    background = flags.get("background", "0")
+    return score
 
 
 def _curve(lines: list[dict], name: str) -> list[tuple[int, float]]:
@@ -88,7 +104,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _by_class(values: Any, classes: str) -> dict[str, float | None]:
-    """Return {name: IoU}. Names are numbers if the file of --classes is gone or fits no more."""
+    """Return {name: IoU}. Names are numbers if the file of --classes is missing or no longer matches."""
     values = [value if _is_number(value) else None for value in values] if isinstance(values, list) else []
     names = [str(number) for number in range(len(values))]
     with contextlib.suppress(UserError):
@@ -120,9 +136,9 @@ def value_text(value: Any) -> str:
 
 
 def _read_log(path: Path) -> tuple[str, float, int]:
-    """Return how a run ended, its seconds without the time between two starts, and the steps that it was to do.
+    """Return how a run ended, its seconds without the time between two starts, and its planned number of steps.
 
-    A run that was killed has no last line, nor has one that is still going: both are "not finished".
+    Neither a killed run nor one that still trains has a last line: both are "not finished".
     """
     state, seconds, planned_steps, before = "", 0.0, 0, None
     text = read_bytes(path, 2**30).decode("utf-8", "replace") if path.is_file() else ""

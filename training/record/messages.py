@@ -20,7 +20,7 @@ from training.plan import Plan
 from training.record.best_effort import BestEffort
 from training.record.folder import REPORT
 from training.schedule import Schedule
-from training.scores import Scores, headline, headline_name, missed_classes, table
+from training.scores import Scores, headline, headline_name, table
 from training.state import TrainState
 
 MORE_MEMORY = (
@@ -122,12 +122,11 @@ def epoch_title(cfg: Config, state: TrainState) -> str:
 
 
 def score_text(cfg: Config, scores: Scores, classes: Classes, is_best: bool, state: TrainState) -> str:
-    """Return the scores of a validation in one line: the one that decides best.pt first."""
+    """Return a validation's scores as one line, which starts with the score that decides best.pt."""
     name, score = headline_name(classes.names, cfg.background_class), headline(scores, cfg.background_class)
     text = f"{name} {100 * score:.2f} ({'best' if is_best else f'best {100 * state.best_score:.2f}'}), "
     text += "" if name == "mIoU" else f"mIoU {100 * scores['miou']:.2f}, "
-    missed = missed_classes(scores, classes.names)
-    return f"{text}pixel accuracy {100 * scores['pixel_acc']:.2f}" + (f"; {missed}" if missed else "")
+    return f"{text}pixel accuracy {100 * scores['pixel_acc']:.2f}"
 
 
 def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped) -> None:
