@@ -23,14 +23,14 @@ from flags import Config
 from inference.scoring import Evaluation
 from support.errors import UserError
 from support.files import json_lines, write_atomic
-from support.labels import IGNORE
+from support.labels import IGNORE, single_object
 from training.scores import image_scores
 
 TEMPLATE = Path(__file__).with_name("report.html")
 PICTURE_SIZE = 640  # pixels, largest side of a picture; a page with 60 examples then has about 10 MB
 MAX_POINTS = 2000  # of a curve, which is more than a screen shows
 _DATA = re.compile(r'(?<=<script type="application/json" id="data">).*(?=</script>)')
-_CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "epoch", "miou", "pixel_acc")}
+_CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "epoch", "miou", "pixel_acc", "iou")}
 
 # Values of the error map: right (transparent), wrong, and dark and light stripes for ignored pixels.
 _ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
@@ -82,6 +82,7 @@ def page(
         "scores": result.scores_with_interval,
         "classes": [{"name": name, "colour": colour} for name, colour in zip(classes.names, colours, strict=False)],
         "ignored": colours[IGNORE],
+        "object": single_object(cfg.numclasses, cfg.background_class),
         "confusion": result.confusion.tolist(),
         "curves": _read_curves(checkpoint.with_name("metrics.jsonl")),
         "examples": examples,
