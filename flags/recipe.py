@@ -21,7 +21,7 @@ FEW_STEPS = 150  # a run of fewer steps says little about what the model can lea
 ENOUGH_STEPS = 2 * FEW_STEPS  # however large the global batch is
 NUM_VALIDATIONS = 20  # at most, of the shortest run that the recipe chooses
 CRF_WEIGHT = 0.3  # benchmarks/RESULTS.md
-RARE = 0.1  # share of the pixels: the model may never predict a class with less (benchmarks/RESULTS.md)
+RARE = 0.03  # of the pixels: with cross entropy alone, a class with less may never be predicted (RESULTS.md)
 EPOCHS = 50  # CDSP's; a small list is passed over more often
 MANY_IMAGES = 5000  # for so many images, CDSP trains from pseudo-labels with a learning rate of 1e-3
 # Parts of the names of timm's transformers.

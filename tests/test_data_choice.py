@@ -123,10 +123,10 @@ def test_what_is_wrong_is_one_line(tmp_path):
 
 def test_the_check_prints_that_command_and_trains_alike(tmp_path, capsys, caplog):
     """The check and the start of training choose the same flags, and give the same reason for the loss."""
-    mask = label(*[0] * 15, 255)  # 1/16 is object
+    mask = label(*[0] * 63, 255)  # one of 64 columns is object
     root = plain(tmp_path / "one object", mask, mask, val=mask)
     (root / "classes.txt").write_text("background\ncar\n")
-    reason = "ce+dice class 1 (car) has 6.25% of the pixels"
+    reason = "ce+dice class 1 (car) has 1.56% of the pixels"
     assert check_data([str(root), "--label_map", "binary", "--workers", "0"]) == 0
     output = capsys.readouterr().out
     command = shlex.split(output.splitlines()[-1].removeprefix("to train: "))
@@ -134,7 +134,7 @@ def test_the_check_prints_that_command_and_trains_alike(tmp_path, capsys, caplog
     assert reason in " ".join(output.split())
     [stdout] = succeed([start(["--dataset_path", str(root), "--max_steps", "1", "--pretrained", "none"], tmp_path)])
     assert "--label_map binary (masks hold only 0 and 255)" in stdout
-    assert "--loss ce+dice (class 1 (car) has 6.25% of the pixels)" in stdout
+    assert "--loss ce+dice (class 1 (car) has 1.56% of the pixels)" in stdout
     assert "IoU of class 1 (car)" in stdout
 
 
