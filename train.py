@@ -44,7 +44,7 @@ from training.record.log import start_logging
 from training.record.run import Run
 from training.record.samples import draw_samples
 from training.schedule import Schedule
-from training.scores import headline, missed_classes
+from training.scores import headline
 from training.settle import settle
 from training.state import TrainState
 from training.task import task_words
@@ -251,14 +251,14 @@ class Trainer:
             result = evaluate_split(predictor, self.val_loader, group, "validation", keep_pictures=True)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
-        is_best = state.record_score(headline(result.scores, cfg.background_class))
-        if missed := missed_classes(result.scores, self.classes.names):
-            log.info(missed)
+        name, score = headline(result.scores, self.classes.names, cfg.background_class)
+        is_best = state.record_score(score)
+        messages.log_missed(cfg, result.scores, self.classes)
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
         # save() writes the report with the checkpoint, so that both are of the same step.
         predictions = gather_predictions(result, group) if is_best else {}
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
-        return messages.score_text(cfg, result.scores, self.classes, is_best, state), is_best
+        return messages.score_text(name, score, result.scores, is_best, state), is_best
 
 
 if __name__ == "__main__":

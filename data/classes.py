@@ -47,6 +47,8 @@ def read_classes(chosen: str, num_classes: int | None, text: str | None = None) 
     used = {number: line for number, line in enumerate(lines, 1) if line and not _COMMENT.match(line)}
     classes = _parse(used, chosen)
     names = [name for name, _ in classes]
+    if len(names) == 1:
+        raise UserError(f"--classes {chosen}: 1 name; the background is a class, too: add a line for it above")
     if not 2 <= len(names) <= 255:
         raise UserError(f"--classes {chosen}: {len(names)} names; there must be 2 to 255")
     if twice := next((name for number, name in enumerate(names) if name in names[:number]), ""):

@@ -95,6 +95,8 @@ def guess_dataset(root: Path, flags: dict[str, str]) -> str:
             return "Folder"
     if volume := next(root.glob("*/*.nii*"), None):
         raise NoDataSetError(f"{volume}: a volume, but only 2-D images are read: save its slices as 8-bit PNG")
+    if flags["image_path"]:
+        raise UserError(f"--image_path {images}: no such folder below --dataset_path {root}, nor below its splits")
     present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise NoDataSetError(
         f"{root}: no data set: it has neither images and masks (plain folders) nor JPEGImages and ImageSets (VOC's "

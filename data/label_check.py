@@ -43,7 +43,7 @@ def check_sample(
     train, val: {map: path} per image. num_classes: the value of --numclasses. command: the data check's command, quoted
     in messages. mapper: works like map(), and may share the work between processes. label_map: applied to the files'
     values. Raises UserError if a label is invalid, or if no training or no validation label has a class. Also raises it
-    if num_classes is 2 and all training labels contain only 0 and 255.
+    if all training labels contain only 0 and 255.
     """
     facts: dict[Path, tuple[list[int], bool]] = {}  # {label: (its values, whether it is_smoothed())}
 
@@ -83,12 +83,9 @@ def _judge(present: set[int], masks: list[list[int]], num_classes: int, command:
     highest = max(present - {IGNORE}, default=0)
     if present == {0, IGNORE}:
         problem = "the training labels hold only 0 and 255; 255 is ignored, so the model can learn class 0 only"
-        if num_classes == 2:
-            raise UserError(f"{problem}: use --label_map binary, then check the labels: {command}")
-        log.warning(
-            f"{problem}; if 255 is a class, map it to a class number with --label_map, then check the labels: {command}"
-        )
-    elif 2 * (highest + 1) < num_classes:
+        remedy = "use --label_map binary" if num_classes == 2 else "if 255 is a class, map it with --label_map"
+        raise UserError(f"{problem}: {remedy}, then check the labels: {command}")
+    if 2 * (highest + 1) < num_classes:
         problem = f"the training labels have no class above {highest}, but --numclasses is {num_classes}"
         log.warning(f"{problem}: to count the classes, before you set it: {command}")
     elif len(present - {IGNORE}) < 2:
@@ -132,12 +129,8 @@ def is_smoothed(label: np.ndarray) -> bool:
 
 
 def holds_only_255(masks: Iterable[Iterable[int]]) -> bool:
-    """Return whether no mask has a value besides 0 and 255, and some mask has both, so that 255 must be the object.
-
-    masks: the values of each mask.
-    """
-    values = [set(mask) for mask in masks]
-    return {0, IGNORE} in values and all(mask <= {0, IGNORE} for mask in values)
+    """Return whether the masks together hold 0 and 255 only, so that 255 must be the object. masks: their values."""
+    return set().union(*masks) == {0, IGNORE}
 
 
 def objects_as_255(masks: Sequence[Iterable[int]]) -> list[bool]:

@@ -42,7 +42,7 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
     if places:
         return places[0]
     whole = list_folder(root / IMAGES, IMAGE_SUFFIXES) if not (images or masks or list_path) else {}
-    if any("/" not in name for name in whole):
+    if any("/" not in name for name in whole) and any(list_folder(root / name, LABEL_SUFFIXES) for name in MASKS):
         divide = shell.python_command("-m", "tools.split", root, "--val", "0.2")
         raise UserError(f"{root}: no split {split!r}: to divide the images into train and val: {divide}")
     images = images or IMAGES

@@ -140,7 +140,8 @@ def choose_flags(
     # The loss and the classes.
     if flags["dataset"] in ("ScribbleOnly", "ScribblePseudo"):
         choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")
-    if class_names and class_names[0].lower() not in BACKGROUND:
+    is_rest = flags["label_map"] == "binary"  # whatever its name is
+    if class_names and class_names[0].lower() not in BACKGROUND and not is_rest:
         choose("background", "none", f"class 0 is {class_names[0]}")
     if len(shares) == 2 and 0 < min(shares) < RARE:
         rare = shares.index(min(shares))

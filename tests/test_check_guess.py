@@ -67,7 +67,7 @@ def test_folders_that_the_user_names_stay(tmp_path):
     drawn.pair("train/a")
     drawn.pair("val/b")
     assert check(tmp_path, image_path="photos")[0].flags == {"image_path": "photos"}
-    with pytest.raises(UserError, match="no data set"):
+    with pytest.raises(UserError, match="--image_path fotos: no such folder below"):
         check(tmp_path, image_path="fotos")
 
 

@@ -73,7 +73,8 @@ def test_voc_layout_with_scribbles_and_pseudo_labels(tmp_path):
         ((label(0, 255), label(0, 255)), ("--numclasses", 2), ("binary", 2)),
         ((label(0, 255), label(0, 1, 255)), (), ("", 2)),  # 255 is ignored there, as elsewhere
         ((label(0, 1), label(0, 1)), (), ("", 2)),
-        ((label(255), label(0)), (), ("", 2)),
+        ((label(255), label(0)), (), ("binary", 2)),  # patches
+        ((label(0), label(0)), (), ("", 2)),
         ((label(0, 255),), ("--label_map", "binary"), ("binary", 2)),
         ((label(0, 255),), ("--label_map", ""), ("", 2)),
     ],
@@ -82,25 +83,45 @@ def test_masks_of_0_and_255(tmp_path, masks, given, expected):
     cfg, shares = chosen(plain(tmp_path, *masks, val=masks[0]), *given)
     assert (cfg.label_map, cfg.numclasses) == expected
     if expected[0] and not given:
-        assert shares == pytest.approx([2 / 3, 1 / 3])  # of three masks, two are half object
+        objects = sum((mask == 255).mean() for mask in masks) / len(masks)
+        assert shares == pytest.approx([1 - objects, objects])
 
 
-def test_one_mask_in_a_sample_of_many_shows_class_1(tmp_path, monkeypatch):
-    """Of 9 masks, the sample of 2 holds 0 and 255 only."""
-    monkeypatch.setattr("training.data_choice.NUM_COUNTED", 2)
-    masks = [label(0, 255)] * 8 + [label(0, 1)]
-    cfg, _ = chosen(plain(tmp_path, *masks, val=label(0, 1)), "--numclasses", 2)
-    assert cfg.label_map == ""
+def test_objects_of_1_in_some_masks_and_255_in_others_are_refused(tmp_path):
+    """One kind of mask for training, another for validation: the validation would ignore its objects."""
+    message = "1 of 3 masks hold only 0 and 255, others have class 1: .* --label_map binary; .* --label_map ''"
+    root = plain(tmp_path, label(0, 1), label(0, 1), val=label(0, 255))
+    with pytest.raises(UserError, match=message):
+        chosen(root)
+    assert chosen(root, "--label_map", "binary")[0].numclasses == 2
+
+
+def test_a_rare_object_is_found_among_many_masks(tmp_path):
+    """The check reads all masks, so training does, too: of 400 masks, one has a stripe of 1/64."""
+    masks = [label(0)] * 399 + [label(*[0] * 63, 255)]
+    root = plain(tmp_path, *masks, val=masks[-1])
+    (root / "classes.txt").write_text("rest\ncar\n")
+    cfg, shares = chosen(root)
+    assert (cfg.label_map, cfg.numclasses) == ("binary", 2)
+    assert shares == pytest.approx([1 - 1 / 64 / 400, 1 / 64 / 400])
 
 
 def test_the_file_of_class_names(tmp_path):
     root = plain(tmp_path, label(0, 1), val=label(0, 1))
     (root / "classes.txt").write_text("sky\nhouse\ntree\n")
     cfg, shares = chosen(root)
-    assert (cfg.classes, cfg.numclasses, shares) == (str(root / "classes.txt"), 3, [0.5, 0.5, 0])
+    assert (cfg.classes, cfg.numclasses, shares) == (str(root / "classes.txt"), 3, [])
     assert chosen(root, "--classes", "", "--numclasses", 2)[0].classes == ""
     with pytest.raises(UserError, match=r"classes\.txt.* 3 .*--numclasses.* 5"):
         chosen(root, "--numclasses", 5)
+    (root / "classes.txt").write_text("car\nbackground\n")
+    with pytest.raises(UserError, match=r"classes\.txt: background is class 1: it must be the first line"):
+        chosen(root)
+    (root / "classes.txt").write_text("car\n")
+    with pytest.raises(
+        UserError, match=r"classes\.txt: 1 name; the background is a class, too: add a line for it above"
+    ):
+        chosen(root)
     cfg, _ = chosen(root, "--classes", "camvid")
     assert (cfg.classes, cfg.numclasses) == ("camvid", 11)
 

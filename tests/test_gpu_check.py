@@ -18,7 +18,7 @@ FAULTS = {
     "fused_blocks": ("models/layers/fused.py", "aten.threshold_backward(grad, value, 0)", "grad"),
     "batch_norm": ("models/layers/norm.py", "(means - mean).square()", "0 * means"),
     "lorm": ("models/lorm.py", "grad.mul_(scale) for grad", "grad.mul_(2 * scale) for grad"),
-    "loader": ("data/transforms.py", "(self.crop_size - height) // 2", "(self.crop_size - height) // 2 + 1"),
+    "loader": ("data/transforms.py", "math.floor(pixels) for", "math.floor(pixels) + 1 for"),
 }
 
 

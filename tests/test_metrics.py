@@ -46,14 +46,18 @@ def test_every_score_and_absent_classes_leave_the_mean():
 @pytest.mark.parametrize(
     ("confusion", "background", "score"),
     [
-        pytest.param([[90, 4], [2, 4]], 0, 4 / 10, id="of one object it is the IoU"),
-        pytest.param([[90, 4], [2, 4]], None, (90 / 96 + 4 / 10) / 2, id="of two objects it is the mIoU"),
-        pytest.param([[90, 0], [0, 0]], 0, 0.0, id="an object that is nowhere has no IoU"),
-        pytest.param([[8, 0, 0], [0, 5, 5], [0, 0, 0]], 0, (1 + 5 / 10) / 2, id="of three classes it is the mIoU"),
+        pytest.param([[90, 4], [2, 4]], 0, ("IoU of class 1", 4 / 10), id="of one object it is the IoU"),
+        pytest.param([[90, 0], [6, 0]], 0, ("IoU of class 1", 0.0), id="of an object that is never found"),
+        pytest.param([[90, 4], [2, 4]], None, ("mIoU", (90 / 96 + 4 / 10) / 2), id="of two objects it is the mIoU"),
+        pytest.param([[90, 6], [0, 0]], 0, ("mIoU", 90 / 96), id="of an object that no label has it is the mIoU"),
+        pytest.param([[8, 0, 0], [0, 5, 5], [0, 0, 0]], 0, ("mIoU", (1 + 5 / 10) / 2), id="of three classes"),
     ],
 )
 def test_the_score_that_decides_the_best_checkpoint(confusion, background, score):
-    assert headline(scores(torch.tensor(confusion)), background) == pytest.approx(score)
+    found, value = headline(
+        scores(torch.tensor(confusion)), [str(number) for number in range(len(confusion))], background
+    )
+    assert (found, value) == (score[0], pytest.approx(score[1]))
 
 
 def test_classes_that_are_never_predicted_are_named():

@@ -76,7 +76,7 @@ PROGRAMS = [
     (TRAIN, 0),
     (("evaluate.py", *CHECKPOINT, "--report", "a report"), 0),
     (("predict.py", *CHECKPOINT, "--input", "a photo.jpg", "--output", "some masks", "--overlay"), 0),
-    (("train.py", *flags(dataset="Folder", dataset_path="0 and 255", numclasses=2)), 2),
+    (("train.py", *flags(dataset="Folder", dataset_path="0 and 255", numclasses=2, label_map="")), 2),
     (("train.py", "--no_such_flag"), 2),
     (("evaluate.py", "--checkpoint", "nowhere.pt"), 2),
     (("predict.py", *CHECKPOINT, "--input", "nowhere"), 2),

@@ -11,17 +11,16 @@ import numpy as np
 from data.classes import read_classes
 from data.guess import GUESSED, class_file, guess_flags
 from data.histogram import count_values
-from data.label_check import holds_only_255, infer_num_classes, spread
+from data.label_check import holds_only_255, infer_num_classes, objects_as_255
 from data.label_map import read_label_map
 from data.layout import Split
 from distributed.group import Group
 from flags import Config
 from support.errors import UserError
-from support.labels import DENSE, IGNORE, MAPS
+from support.labels import BACKGROUND, DENSE, IGNORE, MAPS
 from support.progress import progress_bar
 from training.checkpoint_content import Checkpoint
 
-NUM_COUNTED = 200  # training labels to read if only the classes' shares are needed
 CLASS_FLAGS = ("classes", "numclasses", "label_map")
 
 log = logging.getLogger("segtrain")
@@ -71,40 +70,35 @@ def choose_classes(
         choices.setdefault("numclasses", (max(label_map.num_classes, 2), f"classes of --label_map {cfg.label_map}"))
     num_classes = cfg.numclasses if "numclasses" in given else choices.get("numclasses", (0, ""))[0]
 
-    # 2. By the labels: all of them if the number of classes is still unknown, else a sample.
+    # 2. By the labels, all of them: if the number of classes is unknown, or if there may be one object.
     def count(paths: list[Path]) -> list[dict[int, int]]:
         bar = partial(progress_bar, total=len(paths[group.rank :: group.world_size]), title="counting labels")
         bar = partial(bar, unit="file", enabled=group.is_main)
         return [counts or {} for counts in group.share_work(partial(count_values, label_map=label_map), paths, bar)]
 
     is_dense = cfg.dataset in DENSE
+    may_be_object = is_dense and num_classes in (0, 2) and not {"loss", "label_map"} <= given
     kinds = [kind for kind in ("label", "pseudo") if kind in MAPS[cfg.dataset]]
-    paths = [image[kind] for image in files["train"].files for kind in kinds]
-    if not num_classes:
-        counts = count(paths)
-    elif is_dense:
-        counts = count(spread(paths, NUM_COUNTED))
-    else:
-        counts = []
-    may_be_binary = is_dense and "label_map" not in given and num_classes in (0, 2)
-    if may_be_binary and num_classes and holds_only_255(counts):
-        counts = count(paths)  # the sample may lack class 1
-    if may_be_binary and holds_only_255(counts):
-        choices["label_map"] = "binary", "masks hold only 0 and 255"
-        choices.setdefault("numclasses", (2, "the object and the rest"))
-        counts = [{int(value == IGNORE): number for value, number in row.items()} for row in counts]
-    elif not num_classes:
-        others = count([image["label"] for image in files["val"].files])
-        values = {value for row in (*counts, *others) for value in row} - {IGNORE}
-        choices["numclasses"] = infer_num_classes(values), "from the highest label"
+    train: list[dict[int, int]] = []
+    if not num_classes or may_be_object:
+        train = count([image[kind] for image in files["train"].files for kind in kinds])
+        val = count([image["label"] for image in files["val"].files])
+        if may_be_object and "label_map" not in given:
+            _check_objects_as_255(train, val)
+            if holds_only_255(train):
+                choices["label_map"] = "binary", "masks hold only 0 and 255"
+                choices.setdefault("numclasses", (2, "the object and the rest"))
+                train = [{int(value == IGNORE): number for value, number in row.items()} for row in train]
+        values = {value for row in (*train, *val) for value in row} - {IGNORE}
+        choices.setdefault("numclasses", (infer_num_classes(values), "from the highest label"))
 
     choices = {name: choice for name, choice in choices.items() if name not in given}
     if choices:
         text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
         log.info(f"chosen from the data set: {text}")
     cfg = dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
-    pixels = np.array([sum(row.get(number, 0) for row in counts) for number in range(cfg.numclasses)], np.float64)
-    return cfg, pixels / max(pixels.sum(), 1) if is_dense else np.zeros(0)
+    pixels = np.array([sum(row.get(number, 0) for row in train) for number in range(cfg.numclasses)], np.float64)
+    return cfg, pixels / max(pixels.sum(), 1) if is_dense and train else np.zeros(0)
 
 
 def _choose_by_files(cfg: Config, group: Group) -> dict[str, tuple[Any, str]]:
@@ -120,6 +114,18 @@ def _choose_by_files(cfg: Config, group: Group) -> dict[str, tuple[Any, str]]:
         names = read_classes(file or cfg.classes, cfg.numclasses if "numclasses" in given else None).names
     except UserError as error:
         raise UserError(f"{error}; to ignore the file: --classes ''" if file else str(error)) from None
+    if len(names) == 2 and names[1].lower() in BACKGROUND:
+        raise UserError(f"--classes {file or cfg.classes}: {names[1]} is class 1: it must be the first line")
     if number := group.broadcast(len(names)):
         choices["numclasses"] = number, f"names in {Path(file or cfg.classes).name}"
     return choices
+
+
+def _check_objects_as_255(train: list[dict[int, int]], val: list[dict[int, int]]) -> None:
+    """Raise UserError if 255 seems to be the object in some masks, and 1 in others. train, val: {value: pixels}."""
+    masks = [*train, *val]
+    if not holds_only_255(train) and (number := sum(objects_as_255(masks))):
+        raise UserError(
+            f"{number} of {len(masks)} masks hold only 0 and 255, others have class 1: if 255 is the object, too, add "
+            "--label_map binary; if 255 is to be ignored, add --label_map ''"
+        )

@@ -63,20 +63,16 @@ def or_none(values: np.ndarray) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.tolist()]
 
 
-def headline(scores: Scores, background: int | None) -> float:
-    """Return the score that decides which checkpoint is the best: the IoU of a single object, or else the mIoU.
+def headline(scores: Scores, class_names: list[str], background: int | None) -> tuple[str, float]:
+    """Return the name and value of the score that decides the best checkpoint: a single object's IoU, or else the mIoU.
 
-    background: the background's class; None: each class is an object.
-
-    The mIoU of a single object and its background would be about 0.5 even if the object were never found.
+    The mIoU of a single object and its background would be about 0.5 even if the object were never found. If no label
+    has the object, its IoU says nothing, so it is the mIoU then, too. background: the background's class, or None.
     """
-    number = single_object(len(scores["iou"]), background)
-    return scores["miou"] if number is None else scores["iou"][number] or 0.0
-
-
-def headline_name(class_names: list[str], background: int | None) -> str:
     number = single_object(len(class_names), background)
-    return "mIoU" if number is None else f"IoU of {class_label(number, class_names)}"
+    if number is None or not scores["share"][number]:
+        return "mIoU", scores["miou"]
+    return f"IoU of {class_label(number, class_names)}", scores["iou"][number]
 
 
 def missed_classes(scores: Scores, class_names: list[str]) -> str:

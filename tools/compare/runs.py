@@ -86,9 +86,9 @@ def _deciding_score(flags: dict[str, str]) -> Callable[[dict], float]:
     """Return a function of a validation's line: the score that decides best.pt, as in training.scores.headline()."""
 
     def score(line: dict) -> float:
-        ious = line.get("iou") or []
+        ious, shares = line.get("iou") or [], line.get("share") or []
         number = single_object(len(ious), int(background) if background.isdecimal() else None)
-        return line["miou"] if number is None else ious[number] or 0.0
+        return ious[number] if number is not None and any(shares[number:][:1]) else line["miou"]
 
     background = flags.get("background", "0")
     return score

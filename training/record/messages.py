@@ -14,13 +14,14 @@ from flags import Config, as_words, changes, without_defaults
 from flags.loss_weights import loss_weights
 from flags.recipe import FEW_STEPS
 from support.files import json_lines
+from support.labels import single_object
 from support.shell import python_command, quoted
 from training.checkpoint import step_of
 from training.plan import Plan
 from training.record.best_effort import BestEffort
 from training.record.folder import REPORT
 from training.schedule import Schedule
-from training.scores import Scores, headline, headline_name, table
+from training.scores import Scores, class_label, headline, missed_classes, table
 from training.state import TrainState
 
 MORE_MEMORY = (
@@ -121,12 +122,23 @@ def epoch_title(cfg: Config, state: TrainState) -> str:
     return f"epoch {state.epoch + 1}" + ("" if cfg.max_steps else f"/{cfg.epochs}")
 
 
-def score_text(cfg: Config, scores: Scores, classes: Classes, is_best: bool, state: TrainState) -> str:
+def score_text(name: str, score: float, scores: Scores, is_best: bool, state: TrainState) -> str:
     """Return a validation's scores as one line, which starts with the score that decides best.pt."""
-    name, score = headline_name(classes.names, cfg.background_class), headline(scores, cfg.background_class)
     text = f"{name} {100 * score:.2f} ({'best' if is_best else f'best {100 * state.best_score:.2f}'}), "
     text += "" if name == "mIoU" else f"mIoU {100 * scores['miou']:.2f}, "
     return f"{text}pixel accuracy {100 * scores['pixel_acc']:.2f}"
+
+
+def log_missed(cfg: Config, scores: Scores, classes: Classes) -> None:
+    """Log the classes that a validation never predicted, or warn of a single object that no validation mask has."""
+    number = single_object(len(classes.names), cfg.background_class)
+    if number is not None and not scores["share"][number]:
+        name = class_label(number, classes.names)
+        log.warning(
+            f"no validation mask has {name}, so the mIoU decides best.pt: put images with it into {cfg.val_split}"
+        )
+    elif missed := missed_classes(scores, classes.names):
+        log.info(missed)
 
 
 def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped) -> None:
@@ -148,12 +160,11 @@ def log_end(
     if folder is None:
         return
     best = folder / "best.pt"
-    best_effort("the table of scores", lambda: _log_scores(best, classes))
+    name = best_effort("the table of scores", lambda: _log_scores(best, cfg, classes)) or "score"
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "
-    best_score = f"best {headline_name(classes.names, cfg.background_class)} {100 * state.best_score:.2f}"
-    log.info(f"done: {epochs}{steps}, {best_score}; saved in {folder}")
+    log.info(f"done: {epochs}{steps}, best {name} {100 * state.best_score:.2f}; saved in {folder}")
     if state.stops_early(cfg.patience):
         log.info(
             f"stopped early: {state.validations_since_best} validations in a row did not improve the best score "
@@ -169,10 +180,14 @@ def log_end(
     log.info(f"export:  {python_command('export.py', '--checkpoint', best)}")
 
 
-def _log_scores(best: Path, classes: Classes) -> None:
+def _log_scores(best: Path, cfg: Config, classes: Classes) -> str:
+    """Log the table of best.pt's scores. Return the name of the score that decided, "" without scores."""
+    name = ""
     lines = [line for line in json_lines(best.with_name("metrics.jsonl")) if line is not None]
     for scores in [line for line in lines if line["kind"] == "val" and line["step"] == step_of(best)][-1:]:
         log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
+        name, _ = headline(scores, classes.names, cfg.background_class)
+    return name
 
 
 def log_report(folder: Path | None) -> None:
