@@ -217,7 +217,7 @@ def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
 
 def test_what_is_no_data_set_is_said_so(tmp_path):
     (tmp_path / "things").mkdir()
-    with pytest.raises(UserError, match=r"neither images and masks .* but things; give its root"):
+    with pytest.raises(UserError, match=r"neither images and masks .* but things; pass its root folder"):
         check(tmp_path)
     with pytest.raises(UserError, match="nowhere: no such folder"):
         check(tmp_path / "nowhere")
