@@ -56,7 +56,8 @@ def _choices(summary: Summary) -> dict[str, tuple[Any, str]]:
     if summary.dataset in DENSE:
         pixels = [row.pixels.get(summary.splits[0], 0) for row in summary.classes]
         options["shares"] = [number / max(sum(pixels), 1) for number in pixels]
-    return choose_flags(as_dict(Config(dataset=summary.dataset, label_map=summary.flags.get("label_map", ""))), (), device, num_train, sizes, **options)
+    flags = as_dict(Config(dataset=summary.dataset, label_map=summary.flags.get("label_map", "")))
+    return choose_flags(flags, (), device, num_train, sizes, **options)
 
 
 def fix_lines(summary: Summary, findings: Findings) -> list[str]:
