@@ -94,6 +94,8 @@ def test_objects_of_1_in_some_masks_and_255_in_others_are_refused(tmp_path):
     with pytest.raises(UserError, match=message):
         chosen(root)
     assert chosen(root, "--label_map", "binary")[0].numclasses == 2
+    root = plain(tmp_path / "more", label(0, 1), label(0, 2), val=label(0, 255))
+    assert (chosen(root)[0].label_map, chosen(root)[0].numclasses) == ("", 3)  # a map to two classes would be wrong
 
 
 def test_a_rare_object_is_found_among_many_masks(tmp_path):

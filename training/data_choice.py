@@ -124,7 +124,8 @@ def _choose_by_files(cfg: Config, group: Group) -> dict[str, tuple[Any, str]]:
 def _check_objects_as_255(train: list[dict[int, int]], val: list[dict[int, int]]) -> None:
     """Raise UserError if 255 seems to be the object in some masks, and 1 in others. train, val: {value: pixels}."""
     masks = [*train, *val]
-    if not holds_only_255(train) and (number := sum(objects_as_255(masks))):
+    is_pair = set().union(*masks) == {0, 1, IGNORE}  # with more classes, label_check logs a warning
+    if is_pair and not holds_only_255(train) and (number := sum(objects_as_255(masks))):
         raise UserError(
             f"{number} of {len(masks)} masks hold only 0 and 255, others have class 1: if 255 is the object, too, add "
             "--label_map binary; if 255 is to be ignored, add --label_map ''"
