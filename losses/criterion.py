@@ -89,7 +89,8 @@ class Criterion:
 
     def _region_sums(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return {name: sum} of the terms by region, differentiable. They share the probabilities of all pixels."""
-        terms = [term for term in self.terms.values() if isinstance(term, RegionTerm)]
+        # In the order of TERMS, so that dice+lovasz and lovasz+dice round alike in the backward pass.
+        terms = [term for name in TERMS if isinstance(term := self.terms.get(name), RegionTerm)]
         if not terms:
             return {}
         # One expression, so that the full-size logits are freed at once.
