@@ -1,6 +1,5 @@
 """Choose the commands that the data check prints: what to run next, ready to be pasted."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from data.images.resize import large_images
 from data.layout import SCRIBBLES, first_folder
 from data.plain import IMAGES, MASKS, Folders, find_places, find_whole
-from flags import Config, as_dict
+from flags import Config, as_dict, as_words
 from flags.recipe import CPU, CUDA, choose_flags
 from support import shell
 from support.labels import DENSE
@@ -29,12 +28,12 @@ def training_lines(summary: Summary) -> list[str]:
         command = shell.python_command(*_check_again(summary))
         return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
     choices = _choices(summary)
-    program = ["train.py", "--dataset_path", summary.root, *_words(summary.given)]
+    program = ["train.py", "--dataset_path", summary.root, *as_words(summary.given)]
     if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
         program = ["-m", "tools.scribbles.pipeline", summary.root, "log/scribbles"]
-        program += ["--numclasses", summary.num_classes]
+        program += as_words({"numclasses": summary.num_classes})
         program += ["--classes", summary.class_file] if summary.class_file else []
-        program += _words(summary.flags)
+        program += as_words(summary.flags)
         # The pipeline also trains from pseudo-labels, for which the recipe may choose another --lr.
         choices = {name: choice for name, choice in choices.items() if name != "lr"}
     width = max(len(f"{name} {value}") for name, (value, _) in choices.items())
@@ -77,11 +76,7 @@ def fix_lines(summary: Summary, findings: Findings) -> list[str]:
 
 
 def _check_again(summary: Summary) -> list[object]:
-    return ["-m", "tools.check", summary.root, "--dataset", summary.dataset, *_words(summary.flags)]
-
-
-def _words(flags: Mapping[str, object]) -> list[object]:
-    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+    return ["-m", "tools.check", summary.root, "--dataset", summary.dataset, *as_words(summary.flags)]
 
 
 def _split(summary: Summary) -> list[object]:
@@ -90,12 +85,12 @@ def _split(summary: Summary) -> list[object]:
     images, masks, _ = find_whole(root, images=paths.image_path, masks=paths.val_path)
     usual = {"image_path": (images, IMAGES), "label_path": (masks, MASKS[0])}
     flags = {name: folder.relative_to(root).as_posix() for name, (folder, end) in usual.items() if folder != root / end}
-    return ["-m", "tools.split", root, "--val", "0.2", *_words(flags), *_endings(summary, "label_map")]
+    return ["-m", "tools.split", root, "--val", "0.2", *as_words(flags), *_endings(summary, "label_map")]
 
 
-def _endings(summary: Summary, *more: str) -> list[object]:
+def _endings(summary: Summary, *more: str) -> list[str]:
     names = ("image_suffix", "label_suffix", *more)
-    return _words({name: summary.flags[name] for name in names if name in summary.flags})
+    return as_words({name: summary.flags[name] for name in names if name in summary.flags})
 
 
 def _convert_colours(summary: Summary, findings: Findings) -> list[list[object]]:
