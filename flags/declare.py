@@ -8,6 +8,7 @@ import operator
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from support.errors import UserError
@@ -105,7 +106,13 @@ def flag(default: Any, help: str, **facts: Any) -> Any:
 
 def flags_of(declared: type) -> dict[str, Flag]:
     """Return {name: Flag} of a dataclass's flags: first those it declares, then those of its bases in their order."""
-    fields = {item.name: item for item in dataclasses.fields(declared) if "flag" in item.metadata}
+    return {name: item for cls in declared.__mro__ for name, item in _declared_by(cls).items()}
+
+
+@cache
+def _declared_by(cls: type) -> dict[str, Flag]:
+    """Return {name: Flag} of the flags that this class itself declares."""
+    fields = getattr(cls, "__dataclass_fields__", {})
     return {
         name: dataclasses.replace(
             fields[name].metadata["flag"],
@@ -114,9 +121,8 @@ def flags_of(declared: type) -> dict[str, Flag]:
             kind=(*typing.get_args(kind), kind)[0],  # bool of bool | None, str of tuple[str, ...]
             is_list=typing.get_origin(kind) is tuple,
         )
-        for cls in declared.__mro__
         for name, kind in inspect.get_annotations(cls).items()
-        if name in fields
+        if name in fields and "flag" in fields[name].metadata
     }
 
 

@@ -9,7 +9,7 @@ from flags.training import Config
 from support.shell import document
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Evaluation."""
 
@@ -18,7 +18,7 @@ class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlag
     report: str = flag("", "folder for a web page: scores, curves, worst and best images", per_rank=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Input and output."""
 
@@ -33,7 +33,7 @@ class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
     overwrite: bool = flag(False, "predict again what --output already has")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
     """Pseudo-labels."""
 
@@ -43,7 +43,7 @@ class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags)
     overwrite: bool = flag(False, "remove the pseudo-labels in --output and make them again")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     """Export."""
 

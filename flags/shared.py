@@ -24,7 +24,7 @@ MODEL_TYPES = {
 WIDE_HEADS = f"--model_type {', '.join(name for name, is_wide in MODEL_TYPES.items() if is_wide)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class DataFlags:
     """Data set."""
 
@@ -48,7 +48,7 @@ class DataFlags:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class SizeFlags:
     """Image size."""
 
@@ -83,7 +83,7 @@ class SizeFlags:
         return {"long_side": self.long_side, "window": self.window, "stride_rate": self.stride_rate}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ModelFlags:
     """Model."""
 
@@ -161,7 +161,7 @@ class ModelFlags:
         return None if self.background == "none" else int(self.background)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class LaunchFlags:
     """Device and processes."""
 
@@ -211,7 +211,7 @@ class LaunchFlags:
         return {name: getattr(self, name) for name in names} | {"timeout": self.dist_timeout}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class CheckpointFlags:
     """Checkpoint."""
 
@@ -221,7 +221,7 @@ class CheckpointFlags:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class InferenceFlags(CheckpointFlags, LaunchFlags):
     """Prediction."""
 

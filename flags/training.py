@@ -27,7 +27,7 @@ _augment = partial(flag, needs=("--augment", lambda flags: flags.augment))
 SGD, ADAMW = ((f"--optimizer {name}", lambda flags, name=name: flags.optimizer == name) for name in ("sgd", "adamw"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class TrainDataFlags(SizeFlags):
     """Training data."""
 
@@ -50,7 +50,7 @@ class TrainDataFlags(SizeFlags):
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16, le=16384)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class AugmentationFlags:
     """Augmentation."""
 
@@ -73,7 +73,7 @@ class AugmentationFlags:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class TrainModelFlags:
     """Model in training."""
 
@@ -108,7 +108,7 @@ class TrainModelFlags:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class LossFlags:
     """Losses (total = sum of weight * loss over the losses whose maps --dataset has)."""
 
@@ -150,7 +150,7 @@ class LossFlags:
     label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1, needs=of_map("pseudo"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class OptimFlags:
     """Optimization."""
 
@@ -225,7 +225,7 @@ class OptimFlags:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class RunFlags:
     """Run folder."""
 

@@ -2,12 +2,10 @@
 
 import contextlib
 import errno
-import hashlib
 import json
 import mmap
 import os
 import re
-import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -46,7 +44,7 @@ def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterato
     new file or the old one, whole. parents: create missing folders. Raises UserError if the file cannot be written,
     with the OSError as its cause; InputError if its name is too long.
     """
-    scratch = path.with_name(f".{secrets.token_hex(8)}.part{path.suffix}")
+    scratch = path.with_name(f".{os.urandom(8).hex()}.part{path.suffix}")
     try:
         with write_errors(path):
             if parents:
@@ -184,6 +182,8 @@ def read_text(path: Path, most: int) -> str:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal. Raises UserError if the file cannot be read."""
+    import hashlib  # loads OpenSSL, which --help need not wait for
+
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -1,7 +1,6 @@
 """Handle signals that ask a run to stop: note them at once, and act on them between two optimizer steps."""
 
 import contextlib
-import multiprocessing.util  # its exit handler waits for workers: imported first, it runs after kill_workers()
 import os
 import signal
 import socket
@@ -49,6 +48,8 @@ def kill_workers() -> None:
     """Kill the DataLoader workers, which ignore SIGTERM and take 5 seconds to notice that their parent has exited."""
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker is killed
+    import multiprocessing  # takes 5 ms, which --help need not wait for
+
     for worker in multiprocessing.active_children():
         if worker.daemon:
             worker.kill()
