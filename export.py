@@ -24,7 +24,7 @@ from torch import Tensor
 
 from data.images import read_image
 from data.images.resize import shrink
-from data.pictures import to_hex
+from data.overlays import to_hex
 from distributed.device import find_device
 from inference.exporting.check import compare_file
 from inference.exporting.graph import MIN_SIZE, WholeImage, trace

@@ -37,6 +37,7 @@ from inference.scoring import evaluate_split, gather_predictions
 from losses.criterion import Criterion
 from losses.pixel_accuracy import count_hits
 from support.batch import Batch
+from support.best_score import deciding_score
 from support.errors import STOPPED
 from training.plan import Plan
 from training.record import messages
@@ -44,7 +45,6 @@ from training.record.log import start_logging
 from training.record.run import Run
 from training.record.samples import draw_samples
 from training.schedule import Schedule
-from training.scores import headline
 from training.settle import settle
 from training.state import TrainState
 from training.task import task_words
@@ -251,7 +251,7 @@ class Trainer:
             result = evaluate_split(predictor, self.val_loader, group, "validation", keep_pictures=True)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
-        name, score = headline(result.scores, self.classes.names, cfg.background_class)
+        name, score = deciding_score(result.scores, self.classes.names, cfg.background_class)
         is_best = state.record_score(score)
         messages.log_missed(cfg, result.scores, self.classes)
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next

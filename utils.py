@@ -20,8 +20,8 @@ from data.loader import EvalLoader, TrainLoader
 from data.sampler import EvalBatches, TrainSampler
 from distributed.checks import digest
 from distributed.group import Group
-from distributed.join import process_group
 from distributed.precision import LossScaler
+from distributed.process_group import process_group
 from flags import Config
 from flags.loss_weights import loss_weights, read_class_weights
 from flags.shared import LaunchFlags

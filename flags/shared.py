@@ -206,7 +206,7 @@ class LaunchFlags:
 
     @property
     def group_options(self) -> dict[str, Any]:
-        """Return the keyword arguments of distributed.join.process_group()."""
+        """Return the keyword arguments of distributed.process_group.process_group()."""
         names = ("distributed", "device", "backend", "dist_url", "world_size", "rank", "local_rank")
         return {name: getattr(self, name) for name in names} | {"timeout": self.dist_timeout}
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from data.classes import Classes
 from data.images import label_png, read_header, read_image, several_frames
 from data.loader import batched
-from data.pictures import overlay, with_legend
+from data.overlays import overlay, with_legend
 from inference.predictor import Predictor, predict_batch
 from support import program
 from support.errors import UserError, in_one_line

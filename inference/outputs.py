@@ -11,7 +11,7 @@ from PIL import Image
 
 from data.classes import Classes
 from data.images import label_png
-from data.pictures import JPEG_QUALITY, overlay, with_legend
+from data.overlays import JPEG_QUALITY, overlay, with_legend
 from distributed.group import Stopped
 from inference.inputs import OUTPUT_NOTE
 from support.errors import InputError

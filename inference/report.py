@@ -18,7 +18,7 @@ from PIL import Image
 from data.classes import Classes, read_classes
 from data.dataset import EvalSet
 from data.images.files import decode_bytes
-from data.pictures import contours, to_hex
+from data.overlays import contours, to_hex
 from flags import Config
 from inference.scoring import Evaluation
 from support.errors import UserError

@@ -10,7 +10,7 @@ from torch import Tensor
 from data.classes import Classes
 from data.images import label_png
 from data.loader import EvalLoader
-from data.pictures import panel
+from data.overlays import panel
 from distributed.group import Group
 from inference.predictor import ImagePredictor, Step, each_batch
 from support.batch import EvalBatch

@@ -18,8 +18,8 @@ from data.classes import Classes, read_classes
 from distributed import checks
 from distributed.device import find_device
 from distributed.group import Group, Stopped
-from distributed.join import process_group
 from distributed.precision import resolve, resolve_amp
+from distributed.process_group import process_group
 from flags import READER, Config
 from flags.conflicts import check_effects
 from flags.declare import per_rank

@@ -37,7 +37,6 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
     destroy_process_group(), and a thread that frees a tensor during the finalization aborts the process
     (https://github.com/pytorch/pytorch/pull/179291). torchrun would then report a complete run as failed.
     """
-    import multiprocessing.util  # its exit handler waits for workers: registered first, it runs after kill_workers()
 
     atexit.register(signals.kill_workers)
     status = run(main)

@@ -8,7 +8,7 @@ from PIL import Image
 import train
 import utils
 from data.classes import read_classes
-from data.pictures import overlay, sheet
+from data.overlays import overlay, sheet
 from data.transforms import TrainTransform
 from flags import parse_flags
 from training.data import get_transform

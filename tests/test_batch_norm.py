@@ -10,7 +10,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from distributed.checks import check_weights
 from distributed.group import Group
-from distributed.join import process_group
+from distributed.process_group import process_group
 from models.layers import blocks
 from models.layers import norm as batch_norm
 from models.layers.fused import norm_relu

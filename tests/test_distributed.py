@@ -10,7 +10,7 @@ import torch
 from conftest import FAULTS, FLOAT64, finish, flags, free_port, one_line_each, read_metrics, start, start_group, succeed
 from PIL import Image
 
-from distributed.join import process_group
+from distributed.process_group import process_group
 from flags.loss_weights import LOSSES
 from support.errors import UserError
 

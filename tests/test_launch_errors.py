@@ -101,7 +101,7 @@ PROGRAM = """
 import atexit, os, threading
 from support import program
 import torch
-from distributed.join import process_group
+from distributed.process_group import process_group
 
 def allocate():
     while True:

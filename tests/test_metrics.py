@@ -7,8 +7,9 @@ import pytest
 import torch
 from conftest import ALONE
 
+from support.best_score import deciding_score
 from training.record.metrics import Metrics
-from training.scores import confusion_matrix, headline, image_scores, miou_interval, missed_classes, scores, table
+from training.scores import confusion_matrix, image_scores, miou_interval, missed_classes, scores, table
 
 
 def test_confusion_matrix_counts_labelled_pixels():
@@ -54,7 +55,7 @@ def test_every_score_and_absent_classes_leave_the_mean():
     ],
 )
 def test_the_score_that_decides_the_best_checkpoint(confusion, background, score):
-    found, value = headline(
+    found, value = deciding_score(
         scores(torch.tensor(confusion)), [str(number) for number in range(len(confusion))], background
     )
     assert (found, value) == (score[0], pytest.approx(score[1]))

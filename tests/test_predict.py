@@ -13,7 +13,7 @@ from PIL import Image
 
 import predict
 from data.images import read_image
-from data.pictures import overlay
+from data.overlays import overlay
 from inference.inputs import film_hint, find_inputs
 from segtrain import load
 from support.errors import UserError

@@ -12,7 +12,7 @@ from faulty_data import exif
 from PIL import Image
 
 import predict
-from data.pictures import overlay
+from data.overlays import overlay
 from segtrain import UserError, load
 
 

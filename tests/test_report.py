@@ -15,7 +15,7 @@ from PIL import Image
 
 from data.classes import voc_colours
 from data.images import label_png
-from data.pictures import contours
+from data.overlays import contours
 from inference.report import MAX_POINTS, page, with_new_curves
 from inference.scoring import Evaluation
 from support.errors import UserError

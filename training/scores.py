@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from support.labels import IGNORE, single_object
+from support.best_score import class_label
+from support.labels import IGNORE
 
 # Scores of a segmentation by name, as scores() returns them; Evaluation adds "images" and "miou_ci".
 Scores: TypeAlias = dict[str, Any]
@@ -63,18 +64,6 @@ def or_none(values: np.ndarray) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.tolist()]
 
 
-def headline(scores: Scores, class_names: list[str], background: int | None) -> tuple[str, float]:
-    """Return the name and value of the score that decides the best checkpoint: a single object's IoU, or else the mIoU.
-
-    The mIoU of a single object and its background would be about 0.5 even if the object were never found. If no label
-    has the object, its IoU says nothing, so it is the mIoU then, too. background: the background's class, or None.
-    """
-    number = single_object(len(class_names), background)
-    if number is None or not scores["share"][number]:
-        return "mIoU", scores["miou"]
-    return f"IoU of {class_label(number, class_names)}", scores["iou"][number]
-
-
 def missed_classes(scores: Scores, class_names: list[str]) -> str:
     """Return a line of text on the classes that are in the labels and were never predicted; "" if there are none.
 
@@ -91,12 +80,6 @@ def missed_classes(scores: Scores, class_names: list[str]) -> str:
     constant = f"always predicting {class_label(scores['share'].index(most), class_names)}"
     miou = 100 * most / sum(share > 0 for share in scores["share"])
     return f"never predicted: {names}{more}; {constant} has mIoU {miou:.2f}"
-
-
-def class_label(number: int, class_names: list[str]) -> str:
-    """Return a class's number and name for messages, such as "class 1 (car)"; "class 1" if it has no other name."""
-    name = class_names[number]
-    return f"class {number}" + (f" ({name})" if name != str(number) else "")
 
 
 def class_counts(confusion: Tensor) -> Tensor:
@@ -161,10 +144,11 @@ def table(scores: Scores, class_names: list[str]) -> str:
 
     rule = "  " + "-" * (first + 35)
     lines = [line("class", "IoU", "Dice", "acc", "precision"), rule]
-    columns = (scores["iou"], scores["dice"], scores["acc"], scores["precision"])
+    unknown = [None] * len(class_names)  # of dice in metrics.jsonl of an earlier version
+    columns = (scores["iou"], scores.get("dice", unknown), scores["acc"], scores["precision"])
     for name, iou, *others in zip(class_names, *columns, strict=True):
         lines.append(line(name, "absent") if iou is None else line(name, iou, *others))
-    lines += [rule, *(line(title, scores[name]) for title, name in means.items())]
+    lines += [rule, *(line(title, scores.get(name)) for title, name in means.items())]
     if absent := [name for name, acc in zip(class_names, scores["acc"], strict=True) if acc is None]:
         lines.append(f"  not in the labels, so not in the means: {', '.join(absent)}")
     if missed := missed_classes(scores, class_names):

@@ -13,6 +13,7 @@ from distributed import checks
 from distributed.group import Group
 from distributed.precision import LossScaler
 from models.pretrained import load_weights
+from support.best_score import is_better
 from support.errors import UserError
 from training.average import WeightAverage
 from training.checkpoint_content import Checkpoint
@@ -35,7 +36,7 @@ class TrainState:
     samples: int = 0  # samples of the current epoch that all ranks together have trained on
     step: int = 0  # optimizer steps done
     validated: int = 0  # the step of the last validation
-    best_score: float = -1.0  # of scores.headline(); -1: none yet
+    best_score: float = -1.0  # of deciding_score(); -1: none yet
     validations_since_best: int = 0
     clip_grad: float = 0.0  # of --clip_grad; 0: gradients are not clipped
     grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
@@ -98,7 +99,7 @@ class TrainState:
 
     def record_score(self, score: float) -> bool:
         """Record the score of a validation. Return whether it is above all earlier ones of the run."""
-        is_best = score > self.best_score
+        is_best = is_better(score, self.best_score)
         self.validated, self.best_score = self.step, max(self.best_score, score)
         self.validations_since_best = 0 if is_best else self.validations_since_best + 1
         return is_best

@@ -5,15 +5,15 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.classes import read_classes
+from support.best_score import deciding_score
 from support.errors import UserError
 from support.files import json_lines, read_bytes
-from support.labels import single_object
 from support.yaml_file import read_yaml
 
 FILES = ("config.yaml", "metrics.jsonl", "train.log")  # the folder of a run has at least one of them
@@ -62,8 +62,13 @@ def read_run(folder: Path, name: str) -> Run:
     """
     flags = _read_flags(folder / "config.yaml")
     lines = [line for line in json_lines(folder / "metrics.jsonl") if line is not None]
-    deciding = _deciding_score(flags)
-    best = max((line for line in lines if _is_number(line.get("miou"))), key=deciding, default=None)
+    background = flags.get("background", "0")
+
+    def score(line: dict) -> float:
+        names = [str(number) for number in range(len(line.get("iou") or []))]
+        return deciding_score(line, names, int(background) if background.isdecimal() else None)[1]
+
+    best = max((line for line in lines if _is_number(line.get("miou"))), key=score, default=None)
     rates = [rate for _, rate in _curve(lines, "images_per_s")]
     steps = max((line["step"] for line in lines), default=0)
     state, seconds, planned_steps = _read_log(folder / "train.log")
@@ -73,25 +78,13 @@ def read_run(folder: Path, name: str) -> Run:
         loss=_curve(lines, "loss"),
         miou=_curve(lines, "miou"),
         best=(best["step"], best["miou"]) if best else None,
-        score=deciding(best) if best else -1.0,
+        score=score(best) if best else -1.0,
         ious=_by_class(best.get("iou"), flags.get("classes", "")) if best else {},
         steps=str(steps) if state == "done" or steps >= planned_steps else f"{steps} of {planned_steps}",
         seconds=seconds,
         images_per_s=statistics.median(rates) if rates else 0.0,
         state=state if best else f"{state}, no validation",
     )
-
-
-def _deciding_score(flags: dict[str, str]) -> Callable[[dict], float]:
-    """Return a function of a validation's line: the score that decides best.pt, as in training.scores.headline()."""
-
-    def score(line: dict) -> float:
-        ious, shares = line.get("iou") or [], line.get("share") or []
-        number = single_object(len(ious), int(background) if background.isdecimal() else None)
-        return ious[number] if number is not None and any(shares[number:][:1]) else line["miou"]
-
-    background = flags.get("background", "0")
-    return score
 
 
 def _curve(lines: list[dict], name: str) -> list[tuple[int, float]]:

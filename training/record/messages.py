@@ -13,6 +13,7 @@ from distributed.group import Group, Stopped
 from flags import Config, as_words, changes, without_defaults
 from flags.loss_weights import loss_weights
 from flags.recipe import FEW_STEPS
+from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
 from support.shell import python_command, quoted
@@ -21,7 +22,7 @@ from training.plan import Plan
 from training.record.best_effort import BestEffort
 from training.record.folder import REPORT
 from training.schedule import Schedule
-from training.scores import Scores, class_label, headline, missed_classes, table
+from training.scores import Scores, missed_classes, table
 from training.state import TrainState
 
 MORE_MEMORY = (
@@ -186,7 +187,7 @@ def _log_scores(best: Path, cfg: Config, classes: Classes) -> str:
     lines = [line for line in json_lines(best.with_name("metrics.jsonl")) if line is not None]
     for scores in [line for line in lines if line["kind"] == "val" and line["step"] == step_of(best)][-1:]:
         log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
-        name, _ = headline(scores, classes.names, cfg.background_class)
+        name, _ = deciding_score(scores, classes.names, cfg.background_class)
     return name
 
 

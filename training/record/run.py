@@ -11,7 +11,7 @@ from typing import TextIO
 import numpy as np
 from PIL import Image
 
-from data.pictures import JPEG_QUALITY
+from data.overlays import JPEG_QUALITY
 from distributed import checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS

@@ -6,7 +6,7 @@ import numpy as np
 
 from data.classes import Classes
 from data.loader import TrainLoader
-from data.pictures import overlay, sheet
+from data.overlays import overlay, sheet
 from flags import Config
 
 NUM_SHOWN = 8  # samples in the picture

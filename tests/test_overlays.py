@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from data import pictures
+from data import overlays
 from data.classes import Classes, voc_colours
-from data.pictures import contours, overlay, panel, with_legend
+from data.overlays import contours, overlay, panel, with_legend
 
 
 def plain_overlay(image, label, colours, background) -> np.ndarray:
@@ -79,8 +79,8 @@ def test_a_legend_names_the_classes_that_occur_below_the_unchanged_picture(hidde
 
 
 def test_a_name_without_a_font_becomes_a_number(monkeypatch):
-    monkeypatch.setattr(pictures, "FONTS", ())
-    pictures._drawable.cache_clear()
-    assert pictures._drawable("\u9053\u8def", 3, 12)[0] == "class 3"
-    assert pictures._drawable("road & kerb", 3, 12)[0] == "road & kerb"
-    pictures._drawable.cache_clear()
+    monkeypatch.setattr(overlays, "FONTS", ())
+    overlays._drawable.cache_clear()
+    assert overlays._drawable("\u9053\u8def", 3, 12)[0] == "class 3"
+    assert overlays._drawable("road & kerb", 3, 12)[0] == "road & kerb"
+    overlays._drawable.cache_clear()
