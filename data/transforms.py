@@ -13,6 +13,7 @@ from support.labels import MEAN_COLOUR
 Maps = Mapping[str, np.ndarray]  # {name: map} of a sample
 # Clockwise on the screen, where y points down: a quarter takes (x, y) to (-y, x).
 QUARTER_TURNS = [np.linalg.matrix_power(np.array([[0.0, -1.0], [1.0, 0.0]]), number) for number in range(4)]
+ROTATED = 0.5  # probability of a rotation
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in OpenCV
 # {label map: value outside the image}. Padding never has weight in a loss. Outside, images have MEAN_COLOUR.
 OUTSIDE = {"label": 255, "pseudo": 255, "distance_s": 0, "distance_c": 0}
@@ -61,24 +62,24 @@ def _turn(hue: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Random scale, rotation, flips, quarter turns, crop, colour and blur; the defaults are CDSP's recipe.
+    """Random scale, rotation, flips, quarter turns, crop, colour and blur; by default only the crop.
 
-    crop_size: side of the square crop in pixels. scale: range of the scale factor. rotation: largest angle in degrees.
-    rotation_p and blur: probabilities of a rotation and of a 5x5 Gaussian blur. flip_horizontal, flip_vertical: flip
-    with probability 1/2. quarter_turns: turn by 0, 90, 180 or 270 degrees. jitter: changes the image's colours; None
-    keeps them. long_side: longer side of an image at scale factor 1, in pixels; 0: its own.
+    Flags of train.py say how strong they are (flags/training.py). crop_size: side of the square crop in pixels. scale:
+    range of the scale factor. rotation: largest angle in degrees. blur: probability of a 5x5 Gaussian blur.
+    flip_horizontal, flip_vertical: flip with probability 1/2. quarter_turns: turn by 0, 90, 180 or 270 degrees. jitter:
+    changes the image's colours; None keeps them. long_side: longer side of an image at scale factor 1, in pixels; 0:
+    its own.
 
     If the scale is exactly 1 and there is no rotation, pixels are moved but not resampled.
     """
 
-    crop_size: int = 465
-    scale: tuple[float, float] = (0.5, 2.0)
-    rotation: float = 10.0
-    rotation_p: float = 0.5
-    flip_horizontal: bool = True
+    crop_size: int
+    scale: tuple[float, float] = (1.0, 1.0)
+    rotation: float = 0.0
+    flip_horizontal: bool = False
     flip_vertical: bool = False
     quarter_turns: bool = False
-    blur: float = 0.5
+    blur: float = 0.0
     jitter: ColourJitter | None = None
     long_side: int = 0
 
@@ -98,7 +99,7 @@ class TrainTransform:
         """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
         scale = rng.uniform(*self.scale) * _to_long_side(height, width, self.long_side)
         angle = np.deg2rad(rng.uniform(-self.rotation, self.rotation))
-        if rng.random() >= self.rotation_p:  # after the angle is drawn, so that rotation_p changes no other draw
+        if rng.random() >= ROTATED:  # after the angle is drawn, so that it changes no other draw
             angle = 0.0
         flip_x = -1.0 if rng.random() < 0.5 and self.flip_horizontal else 1.0
         position = rng.random(), rng.random()

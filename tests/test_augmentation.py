@@ -31,7 +31,8 @@ def test_flags_reach_the_transform():
     assert (transform.flip_horizontal, transform.flip_vertical, transform.quarter_turns) == (False, True, True)
     jitter = transform.jitter
     assert (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue) == (0.3, 0.3, 0.3, 0.1)
-    assert get_transform(parse_flags(words(dataset_path="x"))) == TrainTransform(33)  # the defaults of both are one
+    cdsp = TrainTransform(33, scale=(0.5, 2.0), rotation=10.0, flip_horizontal=True, blur=0.5)
+    assert get_transform(parse_flags(words(dataset_path="x"))) == cdsp  # as its release augments
 
 
 def test_the_picture_shows_the_first_batch_and_changes_no_batch(demo_root):

@@ -67,7 +67,7 @@ def test_training_at_scale_1_sees_what_prediction_sees(long_side):
     maps = shrink({"image": image, "label": image[..., 0] // 64}, long_side)
     expected_size = scaled_size((80, 120), long_side)
     size = expected_size[1]
-    warped = TrainTransform(size, rotation=10.0, long_side=long_side)(maps, Middle())
+    warped = TrainTransform(size, scale=(0.5, 2.0), rotation=10.0, long_side=long_side)(maps, Middle())
     centred = CentreCrop(size, long_side=long_side)(maps, rng)
     Predictor(Seen(), long_side=long_side).labels(torch.from_numpy(image)[None])
     assert seen[0].shape[:2] == expected_size

@@ -258,7 +258,7 @@ def test_small_numbers_of_one_place():
     label = torch.tensor([[[0, 1, 0, 0, 0, 0]]], dtype=torch.uint8)
     assert foreground_mask(label, (1, 4)).tolist() == [[[False, True, False, False]]]
     # The middle of 10x10 pixels, (4.5, 4.5), comes to the middle of the crop, (7.5, 7.5), at any scale.
-    matrix = TrainTransform(crop_size=16, scale=(0.75, 0.75), rotation=0.0)._matrix(10, 10, np.random.default_rng(0))
+    matrix = TrainTransform(crop_size=16, scale=(0.75, 0.75))._matrix(10, 10, np.random.default_rng(0))
     assert matrix @ [4.5, 4.5, 1] == pytest.approx([7.5, 7.5])
     # A pseudo-label needs more than a probability of 0.6.
     assert (best_class(np.array([3], np.uint8), np.full((1, 2, 2), 0.6, np.float32), (2, 2)) == 255).all()

@@ -11,6 +11,10 @@ from data.layout import Split, read_list
 from data.transforms import LUMA, MEAN_COLOUR, CentreCrop, ColourJitter, TrainTransform
 
 
+# As the release of CDSP augments, and train.py by default.
+CDSP = {"scale": (0.5, 2.0), "rotation": 10.0, "flip_horizontal": True, "blur": 0.5}
+
+
 class Fixed:
     """A random generator that returns these values for TrainTransform; it always rotates."""
 
@@ -59,7 +63,7 @@ def test_quarter_turns_and_flips_are_exact_at_scale_1(turns, upside_down, flip, 
     """Also where an odd number of pixels is left over on a side, or is missing: nothing is resampled."""
     rng = np.random.default_rng(0)
     maps = {"image": rng.integers(0, 256, (*size, 3), np.uint8), "label": rng.integers(0, 255, size, np.uint8)}
-    transform = TrainTransform(11, scale=(1, 1), flip_vertical=True, quarter_turns=True)
+    transform = TrainTransform(11, flip_horizontal=True, flip_vertical=True, quarter_turns=True)
     warped = transform(maps, Chosen(turns=turns, upside_down=upside_down, flip=flip, offset=(0.7, 0.2)))
     for name, outside in (("image", MEAN_COLOUR), ("label", 255)):
         values = np.rot90(maps[name], -turns)  # numpy turns anticlockwise
@@ -84,7 +88,7 @@ def test_maps_warped_together_equal_each_warped_by_itself(others):
     maps = {"image": rng.integers(0, 256, (50, 70, 3), dtype=np.uint8)}
     maps |= {name: rng.integers(0, 256, (50, 70), dtype=np.uint8) for name in others}
     for seed in range(10):
-        transform, rng = TrainTransform(61), np.random.default_rng(seed)
+        transform, rng = TrainTransform(61, **CDSP), np.random.default_rng(seed)
         matrix, blurred = transform._matrix(50, 70, rng), rng.random() < 0.5
         out = {name: np.full((61, 61, *values.shape[2:]), 7, np.uint8) for name, values in maps.items()}
         assert transform(maps, np.random.default_rng(seed), out) is out
@@ -98,14 +102,17 @@ def test_maps_warped_together_equal_each_warped_by_itself(others):
 
 def test_rotations_flips_and_turns_come_as_often_as_they_should():
     """Of 400 matrices 200 are rotated; of 800 each of the 8 symmetries has 100; bounds are 4 deviations."""
-    rng, transform = np.random.default_rng(0), TrainTransform(8, rotation=0, flip_vertical=True, quarter_turns=True)
+    rng, transform = (
+        np.random.default_rng(0),
+        TrainTransform(8, flip_horizontal=True, flip_vertical=True, quarter_turns=True),
+    )
     linear = [transform._matrix(8, 8, rng)[:, :2] for _ in range(800)]
     linear = [np.rint(matrix / np.abs(matrix).max()).astype(int) for matrix in linear]
     assert all(62 <= count <= 138 for count in np.unique(linear, axis=0, return_counts=True)[1])
     assert len(np.unique(linear, axis=0)) == 8
-    only = TrainTransform(8, rotation=0, flip_horizontal=False)
+    only = TrainTransform(8)
     assert all((np.sign(only._matrix(8, 8, rng)[:, :2]) == np.eye(2)).all() for _ in range(20))
-    assert 160 <= sum(TrainTransform(8)._matrix(8, 8, rng)[0, 1] != 0 for _ in range(400)) <= 240
+    assert 160 <= sum(TrainTransform(8, **CDSP)._matrix(8, 8, rng)[0, 1] != 0 for _ in range(400)) <= 240
 
 
 HALF = {"brightness": 0.5, "contrast": 0.5, "saturation": 0.5}
@@ -149,8 +156,8 @@ def test_jitter_of_rgb(factors):
 def test_colours_change_the_image_and_neither_padding_nor_labels():
     image = np.random.default_rng(0).integers(0, 200, (20, 30, 3), dtype=np.uint8)
     maps, jitter = {"image": image, "label": np.zeros((20, 30), np.uint8)}, ColourJitter(0.5, 0.5, 0.5, p=1.0)
-    plain = TrainTransform(40, blur=0.0)(maps, np.random.default_rng(3))
-    changed = TrainTransform(40, blur=0.0, jitter=jitter)(maps, np.random.default_rng(3))
+    plain = TrainTransform(40)(maps, np.random.default_rng(3))
+    changed = TrainTransform(40, jitter=jitter)(maps, np.random.default_rng(3))
     inside = plain["label"] == 0
     padding = ~inside & (plain["image"] == MEAN_COLOUR).all(-1)  # and not the border, where both are mixed
     assert (changed["image"][padding] == plain["image"][padding]).all()
@@ -172,7 +179,7 @@ def train_set(demo_root):
     names = read_list(demo_root / "ImageSets/SegmentationAug/train.txt")
     split = Split({name: demo_root / folder for name, folder in folders.items()}, names)
     compute = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
-    return TrainSet(split, 5, transform=TrainTransform(65), computed_maps=compute, seed=3)
+    return TrainSet(split, 5, transform=TrainTransform(65, **CDSP), computed_maps=compute, seed=3)
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_only(train_set):
@@ -198,7 +205,7 @@ def test_batch_is_its_samples_and_what_is_derived_from_them(train_set):
 
 
 def test_computed_distance_is_0_on_padding(train_set):
-    train_set.transform = TrainTransform(400, blur=0.0)  # wider than any scaled demo image: there is padding
+    train_set.transform = TrainTransform(400)  # wider than any scaled demo image: there is padding
     sample = train_set[0, 0]
     assert set(sample) == {"image", "label", "pseudo", "distance_s", "distance_c"}
     padding = (sample["image"] == MEAN_COLOUR).all(-1)
