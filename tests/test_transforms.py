@@ -10,7 +10,6 @@ from data.distance import pseudo_distance, scribble_distance
 from data.layout import Split, read_list
 from data.transforms import LUMA, MEAN_COLOUR, CentreCrop, ColourJitter, TrainTransform
 
-
 # As the release of CDSP augments, and train.py by default.
 CDSP = {"scale": (0.5, 2.0), "rotation": 10.0, "flip_horizontal": True, "blur": 0.5}
 
