@@ -25,6 +25,7 @@ from distributed.group import Group
 from inference.report import describe_protocol, page
 from inference.scoring import Evaluation, evaluate_split, gather_predictions
 from inference.trained import load_on_ranks, run_program
+from support.best_score import deciding_score
 from support.errors import UserError
 from support.files import check_file, write_atomic
 from training.data import prepare_demo_data
@@ -66,6 +67,9 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
     log.info(table(result.scores_with_interval, classes.names))
+    name, score = deciding_score(result.scores, classes.names, cfg.background_class)
+    if name != "mIoU":  # the table ends with the mIoU
+        log.info(f"{name} {100 * score:.2f}")
     predictions = gather_predictions(result, group) if flags.report else {}
     if group.is_main and flags.json:
         about = {"checkpoint": str(model.path), "split": split, "how": how, "classes": classes.names}

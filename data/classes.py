@@ -14,6 +14,7 @@ FOLDERS = {"classes": "classes", "label_map": "label_maps"}  # of each flag's pr
 MAX_TEXT = 2**22  # bytes of a file; a map that lists 131072 values has fewer
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
+_NUMBERED = re.compile(r"(\d{1,3})[\s:,.)=-]+(\S.*)")  # a class number before the name, such as "0: road"
 _COMMENT = re.compile(r"#(\s|$)")  # how one begins
 _LABELMAP = re.compile(r"([^:]+):(\d{1,3},\d{1,3},\d{1,3}|):[^:]*:[^:]*")  # labelmap.txt of CVAT and Datumaro
 _PIXEL_VALUES = re.compile(r"pixel value\s*,\s*class", re.IGNORECASE)  # first line of Roboflow's _classes.csv
@@ -34,10 +35,10 @@ def read_classes(chosen: str, num_classes: int | None, text: str | None = None) 
     """Return the Classes of a preset or a file; for "", the names are "0", "1", ... and the colours are PASCAL VOC's.
 
     chosen: NAME of configs/classes/NAME.txt, path of a text file, or "". A file has one class per line: the name and,
-    optionally, #RRGGBB, which replaces VOC's colour; a line that begins with "# " is a comment. This also reads CVAT's
-    labelmap.txt and Roboflow's _classes.csv. num_classes: required number of classes; None accepts any number, but
-    gives no names for "". text: the file's text, if known. Raises UserError if the file cannot be read, or does not
-    have 2 to 255 or num_classes classes.
+    optionally, #RRGGBB, which replaces VOC's colour; a line that begins with "# " is a comment. Class numbers may stand
+    before all names, as in "0: road". This also reads CVAT's labelmap.txt and Roboflow's _classes.csv. num_classes:
+    required number of classes; None accepts any number, but gives no names for "". text: the file's text, if known.
+    Raises UserError if the file cannot be read, or does not have 2 to 255 or num_classes classes.
     """
     colours = voc_colours()
     if not chosen:
@@ -104,6 +105,17 @@ def _parse(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
             classes.append((match[1], bytes(colour)))
         return sorted(classes, key=lambda item: item[0].lower() != "background") if classes[0][1] else classes
     matches = [match.groups() for match in map(_LINE.fullmatch, lines) if match]
+    numbered = [match.groups() for match in (_NUMBERED.fullmatch(name) for name, _ in matches) if match]
+    numbers = [int(number) for number, _ in numbered] if len(numbered) == len(matches) else []
+    if numbers and sorted(numbers) == list(range(1, len(numbers) + 1)):
+        raise UserError(
+            f"--classes {chosen}: numbers its names from 1; classes count from 0: add a line for class 0, or remove the numbers"
+        )
+    if sorted(numbers) == list(range(len(matches))):  # else numbers are part of the names
+        named = sorted(
+            (number, name, colour) for number, (_, name), (_, colour) in zip(numbers, numbered, matches, strict=True)
+        )
+        matches = [(name, colour) for _, name, colour in named]
     return [(name, bytes.fromhex(colour or "")) for name, colour in matches]
 
 

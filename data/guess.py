@@ -26,7 +26,7 @@ VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Va
 # The folders of images and masks of nnU-Net, mmsegmentation, PaddleX, and of VOC without its lists.
 PAIRS = {"imagesTr": ["labelsTr"], "img_dir": ["ann_dir"], "JPEGImages": ["Annotations", *layout.MASKS]}
 BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label")  # what SMP's CamVid and others add to "train"
-CLASS_FILES = ("classes.txt", "_classes.csv", "*/_classes.csv")  # the latter are Roboflow's
+CLASS_FILES = ("classes.txt", "Classes.txt", "_classes.csv", "*/_classes.csv")  # the latter are Roboflow's
 NUM_NAMES = 200  # image names to find the ends of names with
 MOST = 0.9  # share of the images that must have a label of a name for it to be the rule
 

@@ -53,8 +53,8 @@ class Split:
         """
         for kind, folder in self.folders.items():
             if not folder.is_dir():
-                remedy = "create it, or set its flag, as --val_path"
-                raise UserError(f"{folder}: no such folder (for the {kind} files): {remedy}")
+                flags = "--image_path" if kind == "image" else "--train_path, --val_path or --pseudo_path"
+                raise UserError(f"{folder}: no such folder (for the {kind} files): create it, or correct {flags}")
         matches = match_files(self)
         if not matches:
             raise UserError(f"{self.folders['image']}: no images in it ({', '.join(IMAGE_SUFFIXES)})")

@@ -80,7 +80,7 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     if "model_type" not in merged and not is_open and "Pseudo" not in merged.get("dataset", FLAGS["dataset"].default):
         merged["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
     cfg = Config(**merged, given=given, typed=frozenset(typed), config_file=config_file, task_flags=task_flags)
-    of_data = Path(cfg.dataset_path).resolve().name if is_open else f"{cfg.dataset}_{cfg.model_type}"
+    of_data = (Path(cfg.dataset_path).resolve().name or "data") if is_open else f"{cfg.dataset}_{cfg.model_type}"
     cfg = dataclasses.replace(cfg, name=cfg.name or of_data)
     check_flags(cfg)
     if file and not saved:

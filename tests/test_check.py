@@ -270,6 +270,15 @@ def test_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     assert "to fix" not in report(tmp_path, capsys, 2)  # binary has no class 2
 
 
+def test_objects_of_255_without_splits_are_read_as_train_py_will(tmp_path, capsys):
+    drawn = Drawn(tmp_path)
+    for name in "abcd":
+        drawn.pair(name, mask=label(0, 255))
+    said = report(tmp_path, capsys, 2)
+    assert "label-binary-255" not in said and "no-split (1)" in said
+    assert said.splitlines()[-1].endswith("--label_map binary") and "tools.split" in said.splitlines()[-1]
+
+
 def test_real_dense_data_is_clean(camvid):
     summary, findings = check(camvid, numclasses=11, classes="camvid", workers=2)
     assert [finding.code for finding in findings.sorted()] == []

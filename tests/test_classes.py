@@ -44,6 +44,24 @@ def test_file_with_colours_for_some(tmp_path):
     assert classes.colours[:3].tolist() == [[0, 0, 0], [250, 10, 1], voc_colours()[2].tolist()]
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("0: road\n1: car #ff0000\n2: sky\n", ["road", "car", "sky"]),
+        ("1,car #ff0000\n2, sky\n0,road\n", ["road", "car", "sky"]),
+        ("10 cm\n11 cm\n12 cm\n", ["10 cm", "11 cm", "12 cm"]),
+        ("0 road\n1 car\nsky\n", ["0 road", "1 car", "sky"]),
+        ("0\n1\n2\n", ["0", "1", "2"]),
+    ],
+)
+def test_class_numbers_before_all_names(tmp_path, text, names):
+    file = tmp_path / "classes.txt"
+    file.write_text(text)
+    classes = read_classes(str(file), 3)
+    assert classes.names == names
+    assert "#" not in text or classes.colours[1].tolist() == [255, 0, 0]
+
+
 def test_without_a_file_the_numbers():
     assert read_classes("", 3).names == ["0", "1", "2"]
 
@@ -54,6 +72,7 @@ def test_without_a_file_the_numbers():
         ("a\nb\n", "2 names, but --numclasses is 3"),
         ("a\nb\na\n", "'a' occurs twice"),
         (None, "camvid, cityscapes"),
+        ("1 road\n2 car\n3 sky\n", "numbers its names from 1; .* add a line for class 0"),
         ("Pixel Value, Class\n0, a\n\nx, y\n", r"classes\.txt line 4: 'x, y': expected a number"),
         (f"Pixel Value, Class\n0, a\n{'1' * 5000}, b\n", "line 3: .*: expected a number"),
         ("a:1,2,3::\nb:1,2,3000::\n", "line 2: 'b:1,2,3000::': expected name:red,green,blue"),

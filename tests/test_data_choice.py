@@ -9,6 +9,7 @@ import torch
 from conftest import start, succeed, two_processes
 from faulty_data import Drawn, label, scribblesup_like
 
+import evaluate
 from data.layout import Split
 from distributed.group import Group
 from flags import Config, parse_flags
@@ -98,6 +99,15 @@ def test_objects_of_1_in_some_masks_and_255_in_others_are_refused(tmp_path):
     assert (chosen(root)[0].label_map, chosen(root)[0].numclasses) == ("", 3)  # a map to two classes would be wrong
 
 
+def test_one_mask_of_another_class_among_objects_of_255_is_named(tmp_path):
+    root = plain(tmp_path, *[label(0, 255)] * 3, label(0, 7), val=label(0, 255))
+    with pytest.raises(
+        UserError, match=r"4 of 5 masks hold only 0 and 255, but .*3\.png has class 7: .* --label_map ''"
+    ):
+        chosen(root)
+    assert chosen(root, "--label_map", "")[0].numclasses == 8
+
+
 def test_a_rare_object_is_found_among_many_masks(tmp_path):
     """The check reads all masks, so training does, too: of 400 masks, one has a stripe of 1/64."""
     masks = [label(0)] * 399 + [label(*[0] * 63, 255)]
@@ -124,6 +134,8 @@ def test_the_file_of_class_names(tmp_path):
         UserError, match=r"classes\.txt: 1 name; the background is a class, too: add a line for it above"
     ):
         chosen(root)
+    (root / "classes.txt").rename(root / "Classes.txt").write_text("0 sky\n1 car\n")
+    assert chosen(root)[0].classes == str(root / "Classes.txt")
     cfg, _ = chosen(root, "--classes", "camvid")
     assert (cfg.classes, cfg.numclasses) == ("camvid", 11)
 
@@ -159,6 +171,9 @@ def test_the_check_prints_that_command_and_trains_alike(tmp_path, capsys, caplog
     assert "--label_map binary (masks hold only 0 and 255)" in stdout
     assert "--loss ce+dice (class 1 (car) has 1.56% of the pixels)" in stdout
     assert "IoU of class 1 (car)" in stdout
+    score = stdout[stdout.index("IoU of class 1 (car)") :].partition(" (best)")[0]
+    assert evaluate.main(["--checkpoint", str(tmp_path / "log/one object/best.pt"), "--workers", "0"]) == 0
+    assert score in capsys.readouterr().out  # of the one epoch, which is the best
 
 
 def test_two_processes_choose_alike_and_a_resumed_run_keeps_its_classes(tmp_path):

@@ -81,10 +81,11 @@ def choose_classes(
     kinds = [kind for kind in ("label", "pseudo") if kind in MAPS[cfg.dataset]]
     train: list[dict[int, int]] = []
     if not num_classes or may_be_object:
-        train = count([image[kind] for image in files["train"].files for kind in kinds])
+        paths = [image[kind] for image in files["train"].files for kind in kinds]
+        train = count(paths)
         val = count([image["label"] for image in files["val"].files])
         if may_be_object and "label_map" not in given:
-            _check_objects_as_255(train, val)
+            _check_objects_as_255(train, val, paths)
             if holds_only_255(train):
                 choices["label_map"] = "binary", "masks hold only 0 and 255"
                 choices.setdefault("numclasses", (2, "the object and the rest"))
@@ -121,12 +122,23 @@ def _choose_by_files(cfg: Config, group: Group) -> dict[str, tuple[Any, str]]:
     return choices
 
 
-def _check_objects_as_255(train: list[dict[int, int]], val: list[dict[int, int]]) -> None:
-    """Raise UserError if 255 seems to be the object in some masks, and 1 in others. train, val: {value: pixels}."""
+def _check_objects_as_255(train: list[dict[int, int]], val: list[dict[int, int]], paths: list[Path]) -> None:
+    """Raise UserError if 255 seems to be the object in some masks, and another class in others.
+
+    train, val: {value: pixels} of each mask. paths: the files of `train`.
+    """
     masks = [*train, *val]
-    is_pair = set().union(*masks) == {0, 1, IGNORE}  # with more classes, label_check logs a warning
-    if is_pair and not holds_only_255(train) and (number := sum(objects_as_255(masks))):
-        raise UserError(
-            f"{number} of {len(masks)} masks hold only 0 and 255, others have class 1: if 255 is the object, too, add "
-            "--label_map binary; if 255 is to be ignored, add --label_map ''"
-        )
+    number, values = sum(objects_as_255(masks)), set().union(*masks) - {IGNORE}
+    if holds_only_255(train) or not number:
+        return
+    problem, ignored = (
+        f"{number} of {len(masks)} masks hold only 0 and 255",
+        "if 255 is to be ignored, add --label_map ''",
+    )
+    if values == {0, 1}:
+        remedy = "add --label_map binary"
+        raise UserError(f"{problem}, others have class 1: if 255 is the object, too, {remedy}; {ignored}")
+    if 2 * number > len(masks):  # with fewer, label_check logs a warning
+        labels = zip(paths, (max(row.keys() - {IGNORE}, default=0) for row in train), strict=True)
+        path, label = max(labels, key=lambda pair: pair[1])
+        raise UserError(f"{problem}, but {path} has class {label}: if 255 is the object, correct such masks; {ignored}")

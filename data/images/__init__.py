@@ -161,7 +161,8 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
     if bad.size:
         raise InputError(
             f"{path}: label {bad.flat[0]} in {bad.size} pixel(s): with --numclasses {num_classes} labels are "
-            f"0..{num_classes - 1}, and 255 = ignore"
+            f"0..{num_classes - 1}, and 255 = ignore: correct the mask, or raise --numclasses and name each class in "
+            "the file of --classes, such as classes.txt"
         )
     return label.astype(np.uint8)
 

@@ -36,7 +36,7 @@ from tools.check.findings import Findings
 from tools.check.measure import measure
 from tools.check.rules import check_classes, find_faults
 from tools.check.summary import Summary, report_lines
-from tools.check.survey import Paths, survey
+from tools.check.survey import WHOLE, Paths, survey
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
         num_classes = max(label_map.num_classes, 2)
     facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
     if dataset in DENSE and not label_map and num_classes in (None, 2):
-        train = [item.labels["mask"] for item in facts if paths.split_names[0] in item.splits and "mask" in item.labels]
+        of_train = {paths.split_names[0], WHOLE}
+        train = [item.labels["mask"] for item in facts if of_train & set(item.splits) and "mask" in item.labels]
         if holds_only_255([mask.values for mask in train]):  # as train.py
             summary.flags["label_map"], num_classes = "binary", 2
             label_map = read_label_map("binary", num_classes)
