@@ -108,14 +108,11 @@ def _parse(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
     numbered = [match.groups() for match in (_NUMBERED.fullmatch(name) for name, _ in matches) if match]
     numbers = [int(number) for number, _ in numbered] if len(numbered) == len(matches) else []
     if numbers and sorted(numbers) == list(range(1, len(numbers) + 1)):
-        raise UserError(
-            f"--classes {chosen}: numbers its names from 1; classes count from 0: add a line for class 0, or remove the numbers"
-        )
+        remedy = "add a line for class 0, or remove the numbers"
+        raise UserError(f"--classes {chosen}: numbers its names from 1, but classes count from 0: {remedy}")
     if sorted(numbers) == list(range(len(matches))):  # else numbers are part of the names
-        named = sorted(
-            (number, name, colour) for number, (_, name), (_, colour) in zip(numbers, numbered, matches, strict=True)
-        )
-        matches = [(name, colour) for _, name, colour in named]
+        rows = zip(numbers, numbered, matches, strict=True)
+        matches = [(name, colour) for _, (_, name), (_, colour) in sorted(rows, key=lambda row: row[0])]
     return [(name, bytes.fromhex(colour or "")) for name, colour in matches]
 
 
