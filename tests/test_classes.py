@@ -72,7 +72,7 @@ def test_without_a_file_the_numbers():
         ("a\nb\n", "2 names, but --numclasses is 3"),
         ("a\nb\na\n", "'a' occurs twice"),
         (None, "camvid, cityscapes"),
-        ("1 road\n2 car\n3 sky\n", "numbers its names from 1; .* add a line for class 0"),
+        ("1 road\n2 car\n3 sky\n", "numbers its names from 1, but .* add a line for class 0"),
         ("Pixel Value, Class\n0, a\n\nx, y\n", r"classes\.txt line 4: 'x, y': expected a number"),
         (f"Pixel Value, Class\n0, a\n{'1' * 5000}, b\n", "line 3: .*: expected a number"),
         ("a:1,2,3::\nb:1,2,3000::\n", "line 2: 'b:1,2,3000::': expected name:red,green,blue"),
