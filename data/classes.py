@@ -111,8 +111,8 @@ def _parse(used: dict[int, str], chosen: str) -> list[tuple[str, bytes]]:
         remedy = "add a line for class 0, or remove the numbers"
         raise UserError(f"--classes {chosen}: numbers its names from 1, but classes count from 0: {remedy}")
     if sorted(numbers) == list(range(len(matches))):  # else numbers are part of the names
-        rows = zip(numbers, numbered, matches, strict=True)
-        matches = [(name, colour) for _, (_, name), (_, colour) in sorted(rows, key=lambda row: row[0])]
+        named = zip(numbers, numbered, matches, strict=True)
+        matches = [(name, colour) for _, (_, name), (_, colour) in sorted(named, key=lambda row: row[0])]
     return [(name, bytes.fromhex(colour or "")) for name, colour in matches]
 
 

@@ -107,13 +107,10 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
     place, chosen = None if cfg.reset_data_offset else place, Path(cfg.logdir, cfg.name)
     names_a_place = cfg.resume != "auto" and not cfg.typed.isdisjoint(("logdir", "name"))
     if place and names_a_place and place.resolve() != chosen.resolve():
-        log.info(
-            f"the run goes on in {place}, not in {chosen}: add --reset_data_offset to start a new run there from step 1"
-        )
+        messages.log_other_place(place, chosen)
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)
-        where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
-        log.info(f"resuming {path}: {where}")
+        messages.log_resume(path, resumed)
     return place, resumed
 
 

@@ -34,8 +34,9 @@ from support.terminal import say
 from tools.check.commands import conversion, fix_lines, training_lines
 from tools.check.findings import Findings
 from tools.check.measure import measure
+from tools.check.report import report_lines
 from tools.check.rules import check_classes, find_faults
-from tools.check.summary import Summary, report_lines
+from tools.check.summary import Summary
 from tools.check.survey import WHOLE, Paths, survey
 
 

@@ -1,20 +1,13 @@
-"""Sum up a data set in numbers, and write the report as text."""
+"""Sum up a data set in numbers."""
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.errors import shortened
 from support.labels import IGNORE
-from tools.check.findings import Findings
 from tools.check.measure import Sample
 from tools.check.survey import required_labels
 from tools.convert.painting import HIDDEN
-
-LAYOUTS = {"Folder": "plain folders", "Dense": "PASCAL VOC's layout"}
-NUM_SIZES = 4
-NUM_EXAMPLES = 3
 
 
 @dataclass
@@ -95,82 +88,3 @@ class Summary:
             for row in self.classes:
                 row.pixels[split] = sum(values.get(row.number, 0) for values in maps)
                 row.images[split] = sum(row.number in values for values in maps)
-
-
-def report_lines(summary: Summary, findings: Findings) -> list[str]:
-    """Return the report as lines of text: layout, splits, image sizes and number of classes; classes; findings."""
-    layout = LAYOUTS.get(summary.dataset, "ScribbleSup's layout (VOC with scribbles)")
-    lines = [f"{summary.root}: {layout}, for --dataset {summary.dataset}"]
-    read = [f"--{name} {value}" for name, value in summary.flags.items()]
-    lines += [f"  read with {' '.join(read)}"] if read else []
-    for split, count in summary.images.items():
-        labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"
-        ignored = f"; {summary.ignored[split]:.1%} of their pixels ignored" if summary.labels[split] else ""
-        lines.append(f"  {split}: {count} images; labels: {labels}{ignored}")
-    if summary.repeats:
-        repeats = f"{summary.repeats} more line(s) for {summary.splits[0]} repeat images"
-        lines.append(f"  {repeats}: training reads all lines")
-    sizes = ", ".join(f"{size} ({count})" for size, count in list(summary.sizes.items())[:NUM_SIZES]) or "none"
-    more = len(summary.sizes) - NUM_SIZES
-    lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
-    source = "as given" if summary.num_classes_given else "inferred from the labels: check it"
-    source = f"named by {summary.class_file}" if summary.class_file else source
-    if not any(sum(row.pixels.values()) for row in summary.classes):
-        lines.append("  classes: no label has a pixel with a class number")
-        return [*lines, *(f"  {note}" for note in summary.notes), "", *_finding_lines(findings)]
-    lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
-    if any(re.fullmatch("#[0-9a-f]{6}", row.name) for row in summary.classes):
-        rename = f"to rename them, edit the first word of each line of {summary.class_file}"
-        lines.append(f"  classes are named by colour: {rename}")
-    lines += [f"  {note}" for note in summary.notes]
-    return [*lines, *_class_table(summary), *_stroke_lines(summary), "", *_finding_lines(findings)]
-
-
-def _class_table(summary: Summary) -> list[str]:
-    """Return a text table as lines, one row per class.
-
-    The columns are, for each split, the share of the labelled pixels and the number of images with the class.
-    """
-    totals = {split: max(sum(row.pixels[split] for row in summary.classes), 1) for split in summary.images}
-    table = [["class", "name", *sum(((f"{split} pixels", "images") for split in totals), ())]]
-    for row in summary.classes:
-        counts = [(f"{row.pixels[split] / total:.2%}", str(row.images[split])) for split, total in totals.items()]
-        table.append([str(row.number), row.name, *sum(counts, ())])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    alignments = "><".ljust(len(widths), ">")  # "<": the name
-    return ["  " + "  ".join(map("{:{}{}}".format, row, alignments, widths)).rstrip() for row in table]
-
-
-def _stroke_lines(summary: Summary) -> list[str]:
-    """Return lines on classes whose shares in strokes and masks differ by a factor of 2, or that are often skipped."""
-    train, val = summary.splits
-    if not (summary.has_strokes and summary.images.get(train) and summary.images.get(val)):
-        return []
-    totals, ratios, skipped = [sum(row.pixels[split] for row in summary.classes) for split in (train, val)], [], []
-    for row in summary.classes:
-        drawn, shown = (row.images[split] / summary.images[split] for split in (train, val))
-        ratio = row.pixels[train] * totals[1] / max(row.pixels[val] * totals[0], 1)
-        name = f"class {row.name}" if row.name == str(row.number) else row.name
-        ratios += [f"{name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []
-        skipped += [f"{name} {drawn:.0%} / {shown:.0%}"] if 0 < drawn < shown / 2 else []
-    lines = [(f"share of the strokes / share of the pixels in {val}", ratios, "for information")]
-    lines += [(f"images with a stroke in {train} / images that show it in {val}", skipped, "draw more of these")]
-    return [f"  {what}: {', '.join(named)}: {do}" for what, named, do in lines if named]
-
-
-def _finding_lines(findings: Findings) -> list[str]:
-    """Return lines of text with each finding, its remedy and its first NUM_EXAMPLES files, errors first."""
-    items = findings.sorted()
-    if not items:
-        return ["nothing wrong found"]
-    errors = sum(finding.severity == "error" for finding in items)
-    lines = [f"{errors} kind(s) of error, {len(items) - errors} of warning"]
-    for finding in items:
-        count = len(finding.files)
-        lines.append(f"{finding.severity:7} {finding.code} ({count}): {finding.what}")
-        lines.append(f"        to do: {finding.do}")
-        for file, note in list(zip(finding.files, finding.notes, strict=True))[:NUM_EXAMPLES]:
-            lines.append(shortened(f"          {file}" + (f": {note}" if note else ""), 500))
-        if count > NUM_EXAMPLES:
-            lines.append(f"          and {count - NUM_EXAMPLES} more (--json lists all)")
-    return lines

@@ -18,6 +18,7 @@ from support.files import json_lines
 from support.labels import single_object
 from support.shell import python_command, quoted
 from training.checkpoint import step_of
+from training.checkpoint_content import Checkpoint
 from training.plan import Plan
 from training.record.best_effort import BestEffort
 from training.record.folder import REPORT
@@ -43,6 +44,18 @@ def log_launch(cfg: Config, group: Group) -> None:
         log.debug(f"joining the process group of {group.launcher}; with --no_distributed this process trains alone")
     for note in cfg.notes:
         log.info(note)
+
+
+def log_resume(path: Path, saved: Checkpoint) -> None:
+    """Log which checkpoint a run continues from, and where it stands."""
+    log.info(f"resuming {path}: epoch {saved.epoch + 1}, {saved.samples} samples into it, step {saved.step}")
+
+
+def log_other_place(place: Path, chosen: Path) -> None:
+    """Log that a resumed run stays in its folder, not in the one that --logdir and --name say."""
+    log.info(
+        f"the run goes on in {place}, not in {chosen}: add --reset_data_offset to start a new run there from step 1"
+    )
 
 
 def log_start(
