@@ -128,7 +128,7 @@ class Trainer:
         except Stopped as stop:  # all ranks raise it at the same step, so their checkpoint is consistent
             run.save(state)  # to last.pt, which every save writes
             run.writer.wait()
-            messages.log_stop(run.folder, state, self.group, stop)
+            messages.log_stop(self.cfg, run.folder, state, self.group, stop)
             return STOPPED
         run.writer.wait()  # the last checkpoint is written in the background
         messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.best_effort)

@@ -19,6 +19,7 @@ from flags.shared import DataFlags
 from flags.training import Config
 from support.errors import UserError
 from support.shell import document
+from support.user_code import code_name, is_code, not_named
 
 FLAGS = READER.flags
 DEMO_NOTE = "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
@@ -66,6 +67,8 @@ def parse_flags(argv: list[str] | None = None) -> Config:
         task_flags = {name: value for name, value in overrides.items() if name in program.flags}
         overrides = {name: value for name, value in overrides.items() if name in FLAGS}
     merged = READER.merge(file_values, overrides)
+    if saved and "model_type" not in overrides and is_code(merged.get("model_type", "")):
+        raise UserError(not_named(saved, merged["model_type"]))
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
     # If the command line disables a flag of the file, a note says so. A flag idle in the file alone is an error.
@@ -80,7 +83,8 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     if "model_type" not in merged and not is_open and "Pseudo" not in merged.get("dataset", FLAGS["dataset"].default):
         merged["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
     cfg = Config(**merged, given=given, typed=frozenset(typed), config_file=config_file, task_flags=task_flags)
-    of_data = (Path(cfg.dataset_path).resolve().name or "data") if is_open else f"{cfg.dataset}_{cfg.model_type}"
+    of_flags = f"{cfg.dataset}_{code_name(cfg.model_type)}"
+    of_data = (Path(cfg.dataset_path).resolve().name or "data") if is_open else of_flags
     cfg = dataclasses.replace(cfg, name=cfg.name or of_data)
     check_flags(cfg)
     if file and not saved:

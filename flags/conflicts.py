@@ -14,6 +14,9 @@ from flags.training import Config
 from support.errors import UserError
 from support.labels import MAPS
 from support.shell import document, install_command
+from support.user_code import is_code, is_own_network
+
+OF_TORCHVISION = ("imagenet", "imagenet_v1", "coco")  # values of --pretrained: weights of a ResNet
 
 
 def check(cfg: Config, *, is_final: bool = False) -> None:
@@ -71,6 +74,14 @@ def check_backbone(cfg: Config) -> None:
     """Raise UserError if --backbone is not known or contradicts other flags."""
     if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
         raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")
+    if is_code(cfg.model_type) and (cfg.backbone != "resnet" or cfg.output_stride):
+        flag = f"--backbone {cfg.backbone}" if cfg.backbone != "resnet" else f"--output_stride {cfg.output_stride}"
+        raise UserError(f"{flag}: --model_type {cfg.model_type} builds the whole network: use --model_args, or drop it")
+    if is_own_network(cfg.model_type) and "pretrained" in (cfg.given or ()) and cfg.pretrained in OF_TORCHVISION:
+        raise UserError(
+            f"--pretrained {cfg.pretrained}: these are a ResNet's weights: drop it, as the function of --model_type "
+            f"{cfg.model_type} may load weights itself; or give a FILE"
+        )
     if cfg.backbone == "resnet" and cfg.output_stride not in (0, 8):
         raise UserError(
             f"--output_stride {cfg.output_stride}: torchvision's ResNet has 8: use --backbone timm:resnet{cfg.layers}"

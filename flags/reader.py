@@ -142,8 +142,8 @@ class FlagReader:
             raise UserError(f"{problem} {path}: it has {', '.join(stages) or 'none'}")
         unknown = [key for key in content if of_run and key not in self.flags]
         notes = [f"{path}: {key} is not a flag of this version: left out" for key in unknown]
-        pairs = _flatten({key: value for key, value in content.items() if key not in unknown})
-        overrides = _flatten(stages.get(stage, {}))
+        pairs = self._flatten({key: value for key, value in content.items() if key not in unknown})
+        overrides = self._flatten(stages.get(stage, {}))
         values = self.merge(self._convert(pairs, path), self._convert(overrides, path))
         return Parsed(values, config_file, notes + self._notes([_name(key) for key, _ in pairs + overrides]))
 
@@ -271,6 +271,17 @@ class FlagReader:
             translated.append(f"--{'no_' if is_negated else ''}{name}{equals}{value}")
         return translated
 
+    def _flatten(self, content: dict) -> list[tuple[Any, Any]]:
+        """Return the keys and values of a YAML mapping; a section contributes its own."""
+        pairs: list[tuple[Any, Any]] = []
+        for key, value in content.items():
+            flag = self._flag(_name(key))
+            if isinstance(value, dict) and flag and flag.takes_mapping:
+                pairs.append((key, [f"{name}={_literal(item)}" for name, item in value.items()]))
+            else:
+                pairs += value.items() if isinstance(value, dict) else [(key, value)]
+        return pairs
+
     def _flag(self, name: str) -> Flag | None:
         """Return the flag of this name or alias, or None."""
         return self.flags.get(self.aliases.get(name, name))
@@ -285,7 +296,6 @@ def _name(word: object) -> str:
     return str(word).replace("-", "_")
 
 
-def _flatten(content: dict) -> list[tuple[Any, Any]]:
-    """Return the keys and values of a YAML mapping; a section contributes its own."""
-    pairs = [value.items() if isinstance(value, dict) else [(key, value)] for key, value in content.items()]
-    return [pair for some in pairs for pair in some]
+def _literal(value: Any) -> str:
+    """Return a value of YAML, all of whose scalars are text, as one word."""
+    return f"[{','.join(map(_literal, value))}]" if isinstance(value, list) else str(value)

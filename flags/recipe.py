@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from support.labels import BACKGROUND
+from support.user_code import is_code, is_own_network
 
 # What the recipe may choose.
 RECIPE_FLAGS = frozenset({
@@ -79,7 +80,8 @@ def choose_flags(
 
     # The network. A weights file fits one depth only, and --stride_in_1x1 goes with such a file.
     any_depth = flags["pretrained"] in ("imagenet", "imagenet_v1", "none") and not flags["stride_in_1x1"]
-    if flags["backbone"] == "resnet" and any_depth:
+    is_own = is_own_network(flags["model_type"])
+    if flags["backbone"] == "resnet" and any_depth and not is_code(flags["model_type"]):
         choose("layers", device.layers, f"for {device.name}")
 
     # The sizes of images and crops. Stored distances are in pixels of the original images.
@@ -123,12 +125,14 @@ def choose_flags(
         choose("repeat", repeat, f"{repeat * num_images // batch} steps from one validation to the next")
 
     # The optimizer. An --lr or --momentum that is set was probably found with SGD.
-    if flags["backbone"] != "resnet":
+    if flags["backbone"] != "resnet" or is_own:
         kept = next((name for name in ("lr", "momentum") if name in given), "")
-        reason = f"as --{kept} is set; adamw is usual" if kept else "usual for networks of timm"
+        usual = "usual for networks of your own" if is_own else "usual for networks of timm"
+        reason = f"as --{kept} is set; adamw is usual" if kept else usual
         choose("optimizer", "sgd" if kept else "adamw", reason)
     if flags["optimizer"] == "adamw":
-        is_transformer = any(part in flags["backbone"] for part in TRANSFORMERS)
+        named = f"{flags['backbone']} {flags['model_type']}".lower()
+        is_transformer = any(part in named for part in TRANSFORMERS)
         choose("lr", 1e-4 if is_transformer else 1e-3, "usual for adamw")
         choose("wdecay", 0.01, "usual for adamw")
         choose("lr_scaling", "sqrt", "usual for adamw")

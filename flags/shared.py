@@ -6,6 +6,7 @@ from typing import Any
 from flags.declare import flag
 from support.errors import UserError
 from support.labels import MAPS
+from support.user_code import is_code, is_own_network
 
 # {--model_type: whether --head_channels sets the width of its head}, as the classes in models/heads.py say.
 MODEL_TYPES = {
@@ -89,8 +90,16 @@ class ModelFlags:
 
     model_type: str = flag(
         "res50_ASPP_lorm",
-        "architecture; res50_ASPP_lorm is CDSP's deeplabv2 [res50_ASPP_lorm; without pseudo-labels res50_ASPP]",
+        "architecture; res50_ASPP_lorm is CDSP's deeplabv2; or a network of your own: FILE.py:NAME, "
+        "PACKAGE.MODULE:NAME or smp:NAME [res50_ASPP_lorm; without pseudo-labels res50_ASPP]",
         choices=tuple(MODEL_TYPES),
+        accepts=is_own_network,
+    )
+    model_args: tuple[str, ...] = flag(
+        (),
+        "arguments of the function that builds your own network, NAME=VALUE ...; in YAML a section model_args",
+        takes_mapping=True,
+        needs=("--model_type FILE.py:NAME or smp:NAME", lambda flags: is_own_network(flags.model_type)),
     )
     backbone: str = flag(
         "resnet", "resnet: torchvision's, with --layers; timm:NAME: a network of timm (needs the package timm)"
@@ -106,14 +115,14 @@ class ModelFlags:
         f"channels of the head, with {WIDE_HEADS}",
         ge=8,
         le=8192,
-        needs=(WIDE_HEADS, lambda flags: MODEL_TYPES[flags.model_type]),
+        needs=(WIDE_HEADS, lambda flags: MODEL_TYPES.get(flags.model_type, False)),
     )
     stride_in_1x1: bool = flag(
         False,
         "put layer2's stride into its first 1x1 convolution; released CDSP files turn this on",
         needs=(
             "--backbone resnet of 50 --layers or more",
-            lambda flags: flags.backbone == "resnet" and flags.layers >= 50,
+            lambda flags: flags.backbone == "resnet" and flags.layers >= 50 and flags.model_type in MODEL_TYPES,
         ),
     )
     numclasses: int = flag(
@@ -140,7 +149,9 @@ class ModelFlags:
 
     @property
     def network(self) -> str:
-        """Return the backbone's name for people, such as ResNet-50 or timm:convnext_tiny."""
+        """Return the backbone's name for people: ResNet-50, timm:convnext_tiny, or "own" if it is the user's code."""
+        if is_code(self.model_type):
+            return "own"
         return f"ResNet-{self.layers}" if self.backbone == "resnet" else self.backbone
 
     @property
@@ -153,6 +164,7 @@ class ModelFlags:
             "head_channels": self.head_channels,
             "num_classes": self.numclasses,
             "stride_in_1x1": self.stride_in_1x1,
+            "model_args": self.model_args,
         }
 
     @property

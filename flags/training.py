@@ -7,7 +7,7 @@ from typing import Any
 
 from flags.declare import flag
 from flags.loss_weights import LOSSES
-from flags.shared import DataFlags, LaunchFlags, ModelFlags, SizeFlags
+from flags.shared import MODEL_TYPES, DataFlags, LaunchFlags, ModelFlags, SizeFlags
 from support.labels import MAPS
 
 
@@ -18,7 +18,7 @@ def of_map(name: str) -> tuple[str, Callable[[Any], bool]]:
 
 
 def has_lorm(flags: Any) -> bool:
-    return flags.model_type.endswith("_lorm") and "pseudo" in MAPS[flags.dataset]
+    return flags.model_type in MODEL_TYPES and flags.model_type.endswith("_lorm") and "pseudo" in MAPS[flags.dataset]
 
 
 RESUME = ("--resume FILE", lambda flags: flags.resume)

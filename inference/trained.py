@@ -32,6 +32,8 @@ from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, 
 from support import program
 from support.errors import STOPPED, UserError
 from support.files import sha256
+from support.user_code import is_code, not_named
+from support.user_code import load as load_code
 from training import checkpoint
 from training.record.log import start_logging
 
@@ -110,6 +112,12 @@ class TrainedModel:
         if overrides.get("dataset", saved.get("dataset")) != saved.get("dataset"):
             # They fit the saved layout only.
             saved = {name: value for name, value in saved.items() if name not in LAYOUT}
+        named = overrides.get("model_type", "")
+        if is_code(saved.get("model_type", "")) and not named:
+            raise UserError(not_named(f"--checkpoint {path}", saved["model_type"]))
+        digest = self.file.texts.get("model_type", "")
+        if is_code(named) and digest and load_code("--model_type", named).digest != digest:
+            log.warning(f"--model_type {named}: its file has changed since {path} was written")
         texts = {name: text for name, text in self.file.texts.items() if name in saved and name not in overrides}
         self.cfg = Config(**saved | overrides, texts=texts)
         check_effects(self.cfg, SAVED_FLAGS & set(overrides))
@@ -208,15 +216,18 @@ def load(
     stride_rate: float | None = None,
     amp: str | None = None,
     classes: str | None = None,
+    model_type: str | None = None,
 ) -> LoadedModel:
     """Return the model of a checkpoint file, ready to predict.
 
-    Each argument is predict.py's flag of that name (docs/cli.md); None: as in training. Raises UserError if the file or
+    Each argument is predict.py's flag of that name (docs/cli.md); None: as in training. A checkpoint runs no code: if
+    its model is code of your own, name that in model_type. Raises UserError if the file or
     a value cannot be used.
     """
     values: dict[str, Any] = {"weights": weights, "flip": flip}
     values["scales"] = list(scales) if isinstance(scales, Iterable) and not isinstance(scales, str) else scales
     saved = {"long_side": long_side, "window": window, "stride_rate": stride_rate, "amp": amp, "classes": classes}
+    saved["model_type"] = model_type
     values |= {name: value for name, value in saved.items() if value is not None}
     values = {name: PREDICT.flags[name].convert(value, name) for name, value in values.items()}
     path = PREDICT.flags["checkpoint"].convert(str(path) if isinstance(path, Path) else path, "path")

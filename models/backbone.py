@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -31,8 +32,12 @@ class Backbone(nn.Module):
     std: tuple[float, ...] = IMAGENET_STD
 
     def blocks(self) -> list[nn.Module]:
-        """Return the repeated blocks, in order, which are recomputed and compiled one by one."""
-        raise NotImplementedError
+        """Return the repeated blocks, in order, which are recomputed and compiled one by one.
+
+        By default, elements of the network's sequences that hold no further sequence.
+        """
+        sequences = [part for part in self.modules() if isinstance(part, nn.Sequential | nn.ModuleList)]
+        return [block for part in sequences for block in part if _is_composite(block) and not _has_sequence(block)]
 
     def depths(self) -> dict[str, int]:
         """Return {parameter: number of its part}, from 0 at the input."""
@@ -41,6 +46,10 @@ class Backbone(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters, such as position embeddings, that the network's authors do not decay."""
         return set()
+
+    def is_head(self, name: str) -> bool:
+        """Return whether --head_lr_factor counts this parameter of the backbone to the head. Default: none."""
+        return False
 
     def freeze_unused(self, head: nn.Module) -> None:
         """Freeze parameters that the head's logits do not depend on, because DDP would wait for them. Default: none."""
@@ -51,6 +60,23 @@ class Backbone(nn.Module):
         network = copy.deepcopy(self).to("meta").eval()
         deepest = network(torch.empty(1, 3, height, width, device="meta"))[-1]
         return deepest.shape[2], deepest.shape[3]
+
+
+def pad_to_multiple(images: Tensor, multiple: int) -> Tensor:
+    """Return images (B, 3, H, W) padded at the bottom and right with 0, the mean colour, to multiples of `multiple`."""
+    if multiple == 1:  # no condition on image sizes, because torch.export would specialise on it
+        return images
+    below, right = ((multiple - size % multiple) % multiple for size in images.shape[2:])
+    return F.pad(images, (0, right, 0, below))
+
+
+def cut_padding(x: Tensor, images: Tensor, padded: Tensor) -> Tensor:
+    """Return a map (B, C, h, w) of padded images without the positions that lie in the padding alone."""
+    if padded is images:
+        return x
+    # Keep ceil(length * part / whole).
+    (height, all_rows), (width, all_columns) = zip(images.shape[2:], padded.shape[2:], strict=True)
+    return x[:, :, : -(-x.shape[2] * height // all_rows), : -(-x.shape[3] * width // all_columns)]
 
 
 class ResNetBackbone(Backbone):
@@ -144,6 +170,18 @@ def _own_statistics(block: nn.Module) -> Iterator[None]:
     finally:
         for norm, name, buffer in buffers:
             setattr(norm, name, buffer)
+
+
+def _is_composite(module: nn.Module) -> bool:
+    """Return whether parts of the module have parameters."""
+    return any(True for child in module.children() for _ in child.parameters())
+
+
+def _has_sequence(module: nn.Module) -> bool:
+    """Return whether the module is, or holds, a sequence of composite modules."""
+    return any(
+        isinstance(part, nn.Sequential | nn.ModuleList) and any(map(_is_composite, part)) for part in module.modules()
+    )
 
 
 def _dilate(block: nn.Module, dilation: int) -> None:

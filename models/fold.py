@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from models.backbone import Backbone
+from models.custom import CustomNetwork
 from models.layers.convolution import Conv2d, for_onednn
 from models.timm_backbone import TimmBackbone
 
@@ -64,21 +66,34 @@ def fold_batch_norm(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Mo
     folded = copy.deepcopy(model, shared).eval()
     if hasattr(folded, "lorm"):
         folded.lorm = None  # type: ignore[assignment]
-    networks = [part for part in folded.modules() if isinstance(part, TimmBackbone)]
-    unfoldable = [part for part in networks if not _folds_exactly(part.name, part.output_stride)]
+    networks = [part for part in folded.modules() if isinstance(part, TimmBackbone | CustomNetwork)]
+    unfoldable = [part for part in networks if not _folds_exactly(part)]
     _fold_in_place(folded, dtype, {module for part in unfoldable for module in part.modules()})
     return folded
 
 
-@functools.cache
-def _folds_exactly(name: str, output_stride: int) -> bool:
-    """Return whether a timm network computes the same features once its batch norms are folded into the convolutions.
+def _folds_exactly(network: TimmBackbone | CustomNetwork) -> bool:
+    """Return whether a network computes the same features once its batch norms are folded into the convolutions.
 
-    Modules may be registered in another order than they compute. This function tries random weights and a random image.
+    Modules may be registered in another order than they compute.
     """
-    random = torch.Generator().manual_seed(0)
+    if isinstance(network, TimmBackbone):
+        return _timm_folds_exactly(network.name, network.output_stride)
+    try:
+        return _same_if_folded(copy.deepcopy(network).cpu().float())
+    except (AttributeError, RuntimeError):  # the network reads attributes of its convolutions, such as in_channels
+        return False
+
+
+@functools.cache
+def _timm_folds_exactly(name: str, output_stride: int) -> bool:
     with torch.random.fork_rng(devices=[]):
-        backbone = TimmBackbone(name, output_stride=output_stride).eval()
+        return _same_if_folded(TimmBackbone(name, output_stride=output_stride).eval())
+
+
+def _same_if_folded(backbone: Backbone) -> bool:
+    """Return whether folding changes the features of a random image by rounding only. Changes the backbone."""
+    random = torch.Generator().manual_seed(0)
     for norm in backbone.modules():
         if isinstance(norm, nn.BatchNorm2d):
             for value in (*norm.parameters(recurse=False), *norm.buffers(recurse=False)):

@@ -8,10 +8,9 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import Backbone
+from models.backbone import Backbone, cut_padding, pad_to_multiple
 from models.layers.blocks import use_our_layers
 from support import shell
 from support.errors import UserError
@@ -68,11 +67,6 @@ class TimmBackbone(Backbone):
         for parameter, copied in zip(self.parameters(), backbone.parameters(), strict=True):
             if copied.grad is None:
                 parameter.requires_grad_(False)
-
-    def blocks(self) -> list[nn.Module]:
-        # elements of the network's sequences that hold no further sequence
-        sequences = [part for part in self.body.modules() if isinstance(part, nn.Sequential | nn.ModuleList)]
-        return [block for part in sequences for block in part if _is_composite(block) and not _has_sequence(block)]
 
 
 class NetworkFacts(NamedTuple):
@@ -151,32 +145,11 @@ def _shapes(body: Any, facts: NetworkFacts, size: tuple[int, int]) -> list[torch
 
 
 def _features(body: Any, images: Tensor, facts: NetworkFacts) -> tuple[Tensor, ...]:
-    padded = images
-    if facts.multiple > 1:  # no condition on image sizes, because torch.export would specialise on it
-        below, right = ((facts.multiple - size % facts.multiple) % facts.multiple for size in images.shape[2:])
-        padded = F.pad(images, (0, right, 0, below))
+    padded = pad_to_multiple(images, facts.multiple)
     features = body.forward_intermediates(
         padded, indices=facts.indices, norm=facts.norm, output_fmt="NCHW", intermediates_only=True
     )
-    if padded is images:
-        return tuple(features)
-    # Cut off the positions that are entirely in the padding: keep ceil(length * part / whole).
-    (height, all_rows), (width, all_columns) = zip(images.shape[2:], padded.shape[2:], strict=True)
-    return tuple(
-        x[:, :, : -(-x.shape[2] * height // all_rows), : -(-x.shape[3] * width // all_columns)] for x in features
-    )
-
-
-def _is_composite(module: nn.Module) -> bool:
-    """Return whether parts of the module have parameters."""
-    return any(True for child in module.children() for _ in child.parameters())
-
-
-def _has_sequence(module: nn.Module) -> bool:
-    """Return whether the module is, or holds, a sequence of composite modules."""
-    return any(
-        isinstance(part, nn.Sequential | nn.ModuleList) and any(map(_is_composite, part)) for part in module.modules()
-    )
+    return tuple(cut_padding(x, images, padded) for x in features)
 
 
 def _timm() -> Any:

@@ -14,6 +14,7 @@ import evaluate
 import export
 import predict
 from distributed.group import Group
+from flags import Config
 from support.errors import STOPPED
 from training import checkpoint
 from training.record.messages import resume_hint
@@ -62,7 +63,7 @@ def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
 def test_hint_is_what_brings_the_processes_back(tmp_path, monkeypatch, group, expected):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    hint = resume_hint(Group(torch.device("cpu"), **group), Path("my logs/x"))
+    hint = resume_hint(Config(), Group(torch.device("cpu"), **group), Path("my logs/x"))
     assert hint == expected.replace("PYTHON", sys.executable).replace("REPO", str(REPO))
 
 

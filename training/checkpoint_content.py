@@ -17,11 +17,14 @@ from flags.declare import Flag
 from models.pretrained import weights_in
 from support.errors import UserError
 from support.labels import single_object
+from support.user_code import is_own_network
 
 FORMAT = 3  # of a Checkpoint
 
 MOST = 2**20  # entries of a list
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64)
+MOST_WORDS = 100  # of a flag that is a list of any length
+DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
+DTYPES |= {torch.int64, torch.int32, torch.uint8, torch.bool}  # of buffers
 OTHERS = "other entries"  # key in a dict of kinds: the kind of all entries that it does not list
 
 COUNT, FINITE, TEXT = Flag(0, "", ge=0, le=2**53, kind=int), Flag(0.0, "", kind=float), Flag("", "")
@@ -129,7 +132,7 @@ def _flags(value: Any, where: str) -> dict:
     # Earlier versions saved flags that no longer exist; those concerned training only.
     known = {name: value for name, value in _dict(value, where).items() if name in FLAGS}
     kind = known.get("model_type")
-    if isinstance(kind, str) and kind not in FLAGS["model_type"].choices:
+    if isinstance(kind, str) and kind not in FLAGS["model_type"].choices and not is_own_network(kind):
         raise UserError(
             f"--model_type {kind[:40]} is not in this version: use the version that trained it, or train another model "
             "from its weights by --pretrained FILE"
@@ -140,7 +143,10 @@ def _flags(value: Any, where: str) -> dict:
 def _convert(flag: Flag, value: Any, where: str) -> Any:
     value = list(value) if isinstance(value, tuple) else value
     items = value if flag.is_list and isinstance(value, list) else [value]
-    longest, too_many = 20 if flag.kind is int else MAX_TEXT, flag.is_list and len(items) > len(flag.default)
+    longest, too_many = (
+        20 if flag.kind is int else MAX_TEXT,
+        flag.is_list and len(items) > (len(flag.default) or MOST_WORDS),
+    )
     for item in items:
         fits = len(item) <= longest if isinstance(item, str) else item is None or isinstance(item, int | float)
         if too_many or not fits or (flag.kind is int and isinstance(item, int | float) and abs(item) >= 2**64):

@@ -69,7 +69,8 @@ def parameter_groups(
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            lr_factor = 1.0 if name.startswith("backbone.") else head_lr_factor
+            in_backbone = name.startswith("backbone.") and not model.backbone.is_head(name.removeprefix("backbone."))
+            lr_factor = 1.0 if in_backbone else head_lr_factor
             is_exempt = not decay_norm_bias and (parameter.ndim <= 1 or name in exempt)
             settings = lr_factor, 0.0 if is_exempt else weight_decay
             groups.setdefault(settings, []).append(parameter)

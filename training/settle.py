@@ -19,12 +19,15 @@ from distributed import checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags
+from flags.conflicts import OF_TORCHVISION
 from flags.declare import per_rank
 from flags.recipe import CPU, CUDA, RECIPE_FLAGS, choose_flags
 from models import pretrained
+from models.custom import in_own_network
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
+from support.user_code import is_code, is_own_network, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, get_label_map, prepare_demo_data
@@ -135,6 +138,10 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
             cfg = cfg if kept is not None else dataclasses.replace(cfg, classes="")
         if kept != texts.setdefault(flag, kept or "") and kept is not None:
             log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
+    if is_code(cfg.model_type):
+        texts["model_type"] = load("--model_type", cfg.model_type).digest
+        if resumed and resumed.texts.get("model_type", texts["model_type"]) != texts["model_type"]:
+            log.warning(f"--model_type {cfg.model_type}: its file has changed since the checkpoint")
     return dataclasses.replace(cfg, texts=texts)
 
 
@@ -196,6 +203,11 @@ def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
 
     def read() -> StartWeights:
+        if is_own_network(cfg.model_type):
+            if cfg.pretrained in (*OF_TORCHVISION, "none"):  # by default; the network's function may load weights
+                return StartWeights("none", {})
+            weights = pretrained.weights_in(checkpoint.read(Path(cfg.pretrained)))
+            return StartWeights(cfg.pretrained, {in_own_network(name): value for name, value in weights.items()})
         if cfg.backbone == models.RESNET:
             return pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
         from models.timm_weights import read_timm_weights  # imported here, as timm is an extra

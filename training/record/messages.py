@@ -17,6 +17,7 @@ from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
 from support.shell import python_command, quoted
+from support.user_code import is_code
 from training.checkpoint import step_of
 from training.checkpoint_content import Checkpoint
 from training.plan import Plan
@@ -155,10 +156,10 @@ def log_missed(cfg: Config, scores: Scores, classes: Classes) -> None:
         log.info(missed)
 
 
-def log_stop(folder: Path | None, state: TrainState, group: Group, stop: Stopped) -> None:
+def log_stop(cfg: Config, folder: Path | None, state: TrainState, group: Group, stop: Stopped) -> None:
     """Log where a run was stopped, and the command that resumes it. folder: see log_end()."""
     log_report(folder)
-    hint = resume_hint(group, folder)
+    hint = resume_hint(cfg, group, folder)
     log.info(f"stopped by {stop} after step {state.step}, in epoch {state.epoch + 1}; {hint}")
 
 
@@ -186,12 +187,13 @@ def log_end(
         )
     log_report(folder)
     images = os.path.commonpath([files["image"].parent for files in val_set.files])
-    predict = ["--checkpoint", best, "--input", images, "--output", folder / "predictions", "--overlay"]
+    checkpoint = ["--checkpoint", best, *own_code(cfg)]
+    predict = [*checkpoint, "--input", images, "--output", folder / "predictions", "--overlay"]
     boards = cfg.logdir if folder.is_relative_to(cfg.logdir) else folder  # a resumed run stays where it was
     log.info(f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', boards)}")
-    log.info(f"scores:  {python_command('evaluate.py', '--checkpoint', best)}")
+    log.info(f"scores:  {python_command('evaluate.py', *checkpoint)}")
     log.info(f"predict: {python_command('predict.py', *predict)}")
-    log.info(f"export:  {python_command('export.py', '--checkpoint', best)}")
+    log.info(f"export:  {python_command('export.py', *checkpoint)}")
 
 
 def _log_scores(best: Path, cfg: Config, classes: Classes) -> str:
@@ -210,12 +212,17 @@ def log_report(folder: Path | None) -> None:
         log.info(f"report:  {folder / REPORT}")
 
 
-def resume_hint(group: Group, folder: Path | None) -> str:
+def own_code(cfg: Config) -> list[str]:
+    """Return the words that name a model of the user's code: a checkpoint does not run it unless a command names it."""
+    return ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []
+
+
+def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
     """Return a command that resumes the run, or else the words to add to the first start's command.
 
     A resumed run reads its other flags from config.yaml beside the checkpoint.
     """
-    words = ["--resume", os.path.join(str(folder), "last.pt")]
+    words = ["--resume", os.path.join(str(folder), "last.pt"), *own_code(cfg)]
     if group.world_size == 1:
         return f"to resume: {python_command('train.py', *words)}"
     return f"to resume, start all processes as before and add: {quoted(words)}"

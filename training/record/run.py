@@ -130,4 +130,4 @@ class Run:
             self.best_effort(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
         # A run that diverged would diverge again.
         if can_resume and isinstance(error, UserError) and not isinstance(error, DivergedError):
-            raise UserError(f"{error}; {resume_hint(self.group, self.folder)}") from None
+            raise UserError(f"{error}; {resume_hint(self.cfg, self.group, self.folder)}") from None

@@ -1,0 +1,285 @@
+"""--model_type FILE.py:NAME: a network of the user's own keeps all promises, and runs only if the user names it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import (
+    DENSE,
+    REPO,
+    assert_same_run,
+    contents,
+    errors_of,
+    finish,
+    flags,
+    refused,
+    score,
+    start,
+    succeed,
+    using,
+    wait_until,
+)  # fmt: skip
+from test_distributed import train_three_ways
+from torch import nn
+
+import evaluate
+import export
+import models
+import predict
+import pseudo
+import segtrain
+import train
+from flags import parse_flags
+from models.custom import CustomNetwork, logits_in, read_arguments
+from models.fold import fold_batch_norm
+from support.errors import UserError
+
+# A U-Net whose image sides must be even; without gradient: `unused`. RAN is written by whoever imports the file.
+NETS = """
+from pathlib import Path
+import torch
+from torch import nn
+
+(Path(__file__).parent / "RAN").touch()
+
+def block(inside, outside):
+    return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU())
+
+class UNet(nn.Module):
+    def __init__(self, num_classes, width=4, dropout=0.0):
+        super().__init__()
+        self.fine, self.coarse = block(3, width), block(width, 2 * width)
+        self.up, self.drop, self.last = block(3 * width, width), nn.Dropout(dropout), nn.Conv2d(width, num_classes, 1)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = self.fine(x)
+        coarse = self.coarse(nn.functional.max_pool2d(x, 2))
+        x = torch.cat([x, nn.functional.interpolate(coarse, scale_factor=2)], 1)
+        return {"out": self.last(self.drop(self.up(x)))}
+
+class Crossed(UNet):  # each convolution is followed by the other's norm in forward(), so folding would be wrong
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.a, self.norm_b = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.b, self.norm_a = nn.Conv2d(4, num_classes, 1), nn.BatchNorm2d(num_classes)
+
+    def forward(self, x):
+        return self.norm_a(self.b(self.norm_b(torch.tanh(self.a(x)))))
+
+def broken(num_classes):
+    return 1 / (num_classes - 5)
+
+def words(num_classes):
+    return "no module"
+
+def flat(num_classes):
+    return nn.Flatten()
+
+def other_size(num_classes):
+    return nn.Conv2d(3, num_classes + 1, 1)
+"""
+
+
+@pytest.fixture
+def nets(tmp_path) -> Path:
+    path = tmp_path / "code" / "my_nets.py"
+    path.parent.mkdir()
+    path.write_text(NETS)
+    return path
+
+
+@pytest.fixture
+def own(demo_root, tmp_path, nets):
+    """Words of a short run of the U-Net on dense masks."""
+    return flags(
+        dataset_path=demo_root, logdir=tmp_path / "log", **DENSE | {"model_type": f"{nets}:UNet", "layers": None},
+        model_args="dropout=0.1",
+    )  # fmt: skip
+
+
+def test_same_losses_and_weights_at_any_split_of_the_global_batch(demo_root, tmp_path, nets):
+    words = flags(
+        dataset_path=demo_root, logdir=tmp_path, epochs=2, batchsize=None, val_epoch_frequency=2,
+        **DENSE | {"model_type": f"{nets}:UNet", "layers": None},
+    )  # fmt: skip
+    runs = train_three_ways(words, tmp_path)
+    lines, weights, _ = runs["one"]
+    assert weights["backbone.net.last.weight"].shape == (5, 4, 1, 1)
+    for name in ("two", "accum"):
+        for line, expected in zip(runs[name][0], lines, strict=True):
+            assert line["losses"] == pytest.approx(expected["losses"], rel=1e-9)
+        torch.testing.assert_close(runs[name][1], weights, rtol=1e-9, atol=1e-12)
+
+
+def test_a_killed_run_continues_bit_for_bit(own, tmp_path):
+    words = [*own, "--save_step_frequency", "1", "--epochs", "3"]
+    succeed([start([*words, "--name", "whole"], tmp_path)])
+    [process] = [start([*words, "--name", "killed"], tmp_path)]
+    folder = tmp_path / "log" / "killed"
+    wait_until(lambda: (folder / "step_00000002.pt").exists(), [process])
+    process.kill()
+    finish([process])
+    [hint] = [
+        subprocess.run(
+            [sys.executable, REPO / "train.py", "--resume", str(folder / "last.pt")], capture_output=True, text=True
+        )
+    ]  # the run's config.yaml names the code, but the user does not
+    assert (hint.returncode, len(errors_of(hint.stderr))) == (2, 1)
+    assert f"is code, {own[own.index('--model_type') + 1]}: to run that code, add --model_type" in hint.stderr
+    succeed([start([*words, "--name", "killed", "--resume", "auto"], tmp_path)])
+    assert_same_run(folder, tmp_path / "log" / "whole")
+
+
+@pytest.fixture
+def trained(own, tmp_path, nets) -> Path:
+    assert train.main([*own, "--name", "run", "--ema", "0.5"]) == 0
+    (nets.parent / "RAN").unlink()
+    for name in [name for name in sys.modules if name.startswith("segtrain_user_")]:
+        del sys.modules[name]  # as in a new process
+    return tmp_path / "log" / "run" / "best.pt"
+
+
+def test_a_checkpoint_runs_no_code_unless_the_user_names_it(trained, nets, tmp_path, demo_root, caplog):
+    name, images = f"{nets}:UNet", str(demo_root / "JPEGImages")
+    uses = [
+        lambda *words: evaluate.main(using(trained, *words)),
+        lambda *words: predict.main(using(trained, "--input", images, "--output", tmp_path / "out", *words)),
+        lambda *words: pseudo.main(
+            using(trained, "--dataset", "ScribbleOnly", "--output", tmp_path / "labels", *words)
+        ),
+        lambda *words: export.main(["--checkpoint", str(trained), "--output", str(tmp_path / "x.onnx"), *words]),
+        lambda *words: segtrain.load(trained, **({"model_type": words[1]} if words else {})),
+    ]
+    for use in uses:
+        with refused(f"is code, {name}: to run that code"):
+            use()
+    with refused("none of its backbone's weights fits"):
+        train.main(flags(dataset_path=demo_root, logdir=tmp_path / "log", **DENSE, pretrained=trained))
+    assert not (nets.parent / "RAN").exists()
+    for use in uses:
+        use("--model_type", name)
+    assert (nets.parent / "RAN").exists()
+    assert "has changed" not in caplog.text
+    nets.write_text(NETS + "\n# more")
+    segtrain.load(trained, model_type=name)
+    assert f"--model_type {name}: its file has changed since {trained} was written" in caplog.text
+
+
+def test_scores_are_the_same_unfolded(trained, nets, tmp_path, monkeypatch):
+    folded = score(trained, tmp_path, "--model_type", f"{nets}:UNet")
+    monkeypatch.setattr("inference.predictor.fold_batch_norm", lambda model, dtype=None: model)
+    unfolded = score(trained, tmp_path, "--model_type", f"{nets}:UNet")
+    assert folded["miou"] == pytest.approx(unfolded["miou"], abs=1e-3)
+
+
+@pytest.mark.parametrize(("name", "folds"), [("UNet", True), ("Crossed", False)])
+def test_batch_norm_is_folded_only_if_a_trial_gives_the_same(nets, name, folds):
+    model = models.build(f"{nets}:{name}", num_classes=5).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.running_var, 0.5, 2)
+            torch.nn.init.uniform_(module.weight, 0.5, 2)
+    images = torch.randint(0, 256, (2, 31, 45, 3), dtype=torch.uint8)
+    with torch.no_grad():
+        folded = fold_batch_norm(model)
+        torch.testing.assert_close(folded(images)["logits"], model(images)["logits"], rtol=1e-4, atol=1e-4)
+    assert folds != any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+
+
+def test_what_a_network_is_found_to_be(nets):
+    network = CustomNetwork(f"{nets}:UNet", 5, ["width=6"])
+    assert (network.multiple, network.strides, network.channels) == (2, (1,), (5,))
+    assert network(torch.zeros(1, 3, 33, 50))[0].shape == (1, 5, 33, 50)
+    # Its parts in their order: fine, coarse, up, drop, last, unused
+    assert network.depths()["net.fine.0.weight"] == 0
+    assert network.depths()["net.last.weight"] == 4
+    assert not network.is_head("net.fine.0.weight")
+    assert network.is_head("net.last.weight")
+    model = models.build(f"{nets}:UNet", num_classes=5, freeze_backbone=2)
+    trained = {name.split(".")[2] for name, value in model.named_parameters() if value.requires_grad}
+    assert trained == {"up", "last", "unused"}
+    model.backbone.freeze_unused(model.head)
+    assert not any(value.requires_grad for value in model.backbone.net.unused.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", r"building it failed: ZeroDivisionError: division by zero \(.*my_nets\.py line \d+\)"),
+        ("words", "returned a str, not a torch.nn.Module"),
+        ("flat", r"returns a tensor of shape \(2, 32883\): return logits \(2, 5, h, w\)"),
+        ("other_size", r"returns a tensor of shape \(2, 6, 97, 113\): return logits \(2, 5, h, w\)"),
+        ("absent", "has no absent; it has .*UNet"),
+    ],
+)
+def test_code_that_is_no_network_is_named_in_one_line(nets, name, message):
+    with pytest.raises(UserError, match=rf"^--model_type .*my_nets\.py:{name}:? .*{message}"):
+        models.build(f"{nets}:{name}", num_classes=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be imported: FileNotFoundError: no such file"),
+        ("import torch\nx = nn.Linear", r"cannot be imported: NameError: name 'nn' .*\(.*b\.py line 2\)"),
+        ("def f(:\n", r"cannot be imported: SyntaxError: .*\(.*b\.py line 1\)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named_in_one_line(tmp_path, text, message):
+    if text:
+        (tmp_path / "b.py").write_text(text)
+    with pytest.raises(UserError, match=message):
+        models.build(f"{tmp_path / 'b.py'}:f", num_classes=5)
+
+
+def test_flags_that_do_not_go_with_a_network_of_ones_own(nets, demo_root):
+    own = ["--dataset_path", str(demo_root), "--model_type", f"{nets}:UNet"]
+    for more, message in (
+        (["--backbone", "timm:resnet18"], "--backbone timm:resnet18: --model_type .* builds the whole network"),
+        (["--pretrained", "imagenet"], "--pretrained imagenet: these are a ResNet's weights"),
+        (["--head_channels", "64"], "--head_channels has no effect"),
+        (["--model_type", "res50_ASPP", "--model_args", "a=1"], "--model_args has no effect without --model_type FILE"),
+        (["--model_type", "nets"], "--model_type: 'nets' is not known"),
+    ):
+        with pytest.raises(UserError, match=message):
+            parse_flags([*own, *more])
+
+
+def test_arguments_from_words_and_from_a_section_of_yaml(tmp_path, demo_root):
+    expected = {"width": 3, "rates": [1, 2], "name": "a b", "bias": False, "weights": None}
+    words = ["width=3", "rates=[1, 2]", "name=a b", "bias=false", "weights=None"]
+    assert read_arguments(words) == expected
+    with pytest.raises(UserError, match="--model_args width: write NAME=VALUE"):
+        read_arguments(["width"])
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"dataset_path: {demo_root}\nmodel_type: a.b:Net\n"
+        "model_args:\n  width: 3\n  rates: [1, 2]\n  name: a b\n  bias: false\n  weights: None\n"
+    )
+    assert read_arguments(parse_flags(["--config", str(file)]).model_args) == expected
+
+
+class Output:
+    logits = torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    "output", [torch.zeros(1), {"out": torch.zeros(1)}, {"logits": torch.zeros(1)}, Output(), [torch.zeros(1), 3]]
+)
+def test_logits_are_found_in_what_libraries_return(output):
+    assert torch.equal(logits_in(output), torch.zeros(1))
+    assert logits_in({"aux": torch.zeros(1)}) is None
+    assert logits_in(None) is None
+
+
+def test_a_module_of_a_library(demo_root, tmp_path):
+    """torchvision's LR-ASPP, as its function returns it, with arguments."""
+    words = flags(
+        dataset_path=demo_root, logdir=tmp_path, name="lraspp", max_steps=1, epochs=None,
+        **DENSE | {"model_type": "torchvision.models.segmentation:lraspp_mobilenet_v3_large", "layers": None},
+    )  # fmt: skip
+    assert train.main([*words, "--model_args", "weights_backbone=None"]) == 0
+    assert contents(tmp_path / "lraspp")
