@@ -39,6 +39,7 @@ from losses.pixel_accuracy import count_hits
 from support.batch import Batch
 from support.best_score import deciding_score
 from support.errors import STOPPED
+from training.checkpoint import epoch_file, step_file
 from training.plan import Plan
 from training.record import messages
 from training.record.log import start_logging
@@ -160,7 +161,7 @@ class Trainer:
                 self.enter_train_mode()
             self.train_step(micro_batches)
             if schedule.saves_step(state):
-                run.save(state, f"step_{state.step:08d}.pt")
+                run.save(state, step_file(state.step))
         run.metrics.end_epoch()
 
     def enter_train_mode(self) -> None:
@@ -235,7 +236,7 @@ class Trainer:
         if schedule.sampler.is_epoch_done(state.samples):  # --max_steps and --patience may end a run in mid-epoch
             state.epoch, state.samples = state.epoch + 1, 0
             if schedule.saves_epoch(state):
-                checkpoints.append(f"epoch_{state.epoch:04d}.pt")
+                checkpoints.append(epoch_file(state.epoch))
         log.info(f"{line}, {run.metrics.pace.text(schedule.sampler.global_batch, self.train_loader)}")
         run.save(state, *checkpoints)
 

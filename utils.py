@@ -23,10 +23,12 @@ from distributed.group import Group
 from distributed.precision import LossScaler
 from distributed.process_group import process_group
 from flags import Config
-from flags.loss_weights import loss_weights, read_class_weights
+from flags.loss_weights import loss_weights, own_losses, read_class_weights
 from flags.shared import LaunchFlags
 from inference.windows import Windows
+from losses.class_weights import balanced_weights
 from losses.criterion import Criterion
+from losses.own import count_losses
 from losses.upsampling import find_points
 from models import pretrained
 from models.compiled import compile_blocks
@@ -83,6 +85,8 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
     derive: dict[str, tuple[str, Callable]] = {}
     if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
         derive["points"] = "label", find_points
+    if sources := own_losses(cfg.loss):
+        derive["own_counts"] = "label", partial(count_losses, sources=sources)
     if "lorm" in loss_weights(cfg):
         with torch.device("meta"):  # only the size of the features is needed, so no weights are allocated
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
@@ -135,9 +139,8 @@ def get_model(
         line = pretrained.load_start_weights(raw_model, start_weights, cfg.layers)
         usual = cfg.pretrained in ("none", "imagenet", "imagenet_v1")
         log.log(logging.DEBUG if usual else logging.INFO, line)
-    synchronized = cfg.sync_bn == "on" or (cfg.sync_bn == "auto" and group.device.type == "cuda")
-    if synchronized and group.world_size > 1 and not cfg.freeze_bn:
-        synchronize(raw_model)
+    if group.world_size > 1 and not cfg.freeze_bn:
+        synchronize(raw_model, cfg.sync_bn, group.device)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     if cfg.grad_checkpointing and not raw_model.backbone.blocks():
@@ -175,7 +178,7 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
         own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
         bar = partial(progress_bar, total=len(own), title="counting labels", unit="file", enabled=group.is_main)
         counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
-        weights = histogram.class_weights(group.sum(counts).numpy()).tolist()
+        weights = balanced_weights(group.sum(counts).numpy()).tolist()
     return group.broadcast(weights)  # logarithms may round differently on other machines
 
 
@@ -191,6 +194,7 @@ def get_criterion(
         )
     return Criterion(
         weights,
+        own_losses(cfg.loss),
         label_smooth=cfg.label_smooth,
         class_weights=class_weights,
         lorm_terms=0 if cfg.lorm_scope == "all" else raw_model.backbone.channels[-1],

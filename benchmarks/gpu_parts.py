@@ -201,7 +201,7 @@ def _batch_norm_of_a_rank(rank: int, size: int, kind: str, store: str) -> None:
         nn.init.normal_(theirs.weight)
         ours = BatchNorm2d(8)
         ours.load_state_dict(theirs.state_dict())
-        synchronize(ours.to(device))
+        synchronize(ours.to(device), "on", device)
         whole = (3 * torch.randn(2 * size, 8, 7, 5) + 1).to(dtype)
         weights = torch.rand(whole.shape)
         x = whole.double().requires_grad_()

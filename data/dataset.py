@@ -14,7 +14,7 @@ from data.images import image_size, read_distance, read_image, read_label
 from data.images.resize import shrink
 from data.label_map import LabelMap
 from data.layout import Split
-from data.transforms import CentreCrop, TrainTransform
+from data.transforms import CentreCrop, OwnTransform, TrainTransform
 from support.batch import Batch, EvalBatch
 from support.errors import UserError
 
@@ -88,7 +88,7 @@ class TrainSet(SegmentationDataset):
         split: Split,
         num_classes: int,
         *,
-        transform: TrainTransform | CentreCrop,
+        transform: TrainTransform | CentreCrop | OwnTransform,
         computed_maps: Mapping[str, tuple[str, Callable]] | None = None,
         derived_fields: Mapping[str, tuple[str, Callable[[Tensor], Any]]] | None = None,
         seed: int = 0,

@@ -1,4 +1,4 @@
-"""Count the classes in labels and in training batches, and derive class weights."""
+"""Count the classes in labels and in training batches."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,15 +32,6 @@ def count_batch(batch: Batch) -> dict[str, Tensor]:
         count = cv2.countNonZero if name.startswith("distance") else value_histogram
         counts[name] = torch.from_numpy(np.array([count(values) for values in maps.numpy()], np.int64))
     return counts
-
-
-def class_weights(histogram: np.ndarray) -> np.ndarray:
-    """Return class weights by ENet's bounded rule (arXiv:1606.02147): 1 / ln(1.02 + p), (num_classes,) float64.
-
-    p is the class's share of the labelled pixels; p = 1 has weight 1.42, p = 0 50.5. histogram: pixels per class.
-    """
-    share = histogram / max(histogram.sum(), 1)
-    return 1 / np.log(1.02 + share)
 
 
 def count_values(path: Path, label_map: LabelMap | None = None) -> dict[int, int]:

@@ -1,5 +1,6 @@
-"""Training transforms: TrainTransform augments an image and its label maps at random; CentreCrop only crops them."""
+"""Training transforms: TrainTransform augments at random, CentreCrop only crops, OwnTransform calls the user's code."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +9,9 @@ from functools import partial
 import cv2
 import numpy as np
 
+from support.errors import UserError
 from support.labels import MEAN_COLOUR
+from support.user_code import describe, load
 
 Maps = Mapping[str, np.ndarray]  # {name: map} of a sample
 # Clockwise on the screen, where y points down: a quarter takes (x, y) to (-y, x).
@@ -191,3 +194,55 @@ def _warp_labels(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarra
     # Nearest pixel, because class numbers between two classes would be other classes.
     warped = cv2.warpAffine(channels, matrix, size, flags=cv2.INTER_NEAREST, borderValue=outside)
     cv2.mixChannels([warped], out, [index for number in range(len(out)) for index in (number, number)])  # n to out[n]
+
+
+@dataclass(frozen=True)
+class OwnTransform:
+    """A transform of training samples, and then a function of the user's code.
+
+    The function is called as function(image, labels, rng) and returns (image, labels) of the same shapes and types.
+    image: (H, W, 3) uint8 RGB, a crop. labels: {name: (H, W) uint8}, the label maps of --dataset; 255 = ignore in
+    "label" and "pseudo". rng: a numpy.random.Generator that --seed, the pass over the list and the image's index
+    determine. source: FILE.py:NAME or PACKAGE.MODULE:NAME, imported in each worker.
+    """
+
+    first: TrainTransform | CentreCrop
+    source: str
+
+    @property
+    def crop_size(self) -> int:
+        return self.first.crop_size
+
+    @property
+    def long_side(self) -> int:
+        return self.first.long_side
+
+    def __call__(self, maps: Maps, rng: np.random.Generator, out: Maps | None = None) -> Maps:
+        """Return every map of a sample after both. The arguments are those of TrainTransform.
+
+        Raises UserError if the function fails or returns something else.
+        """
+        warped = dict(self.first(maps, rng, out))
+        image, labels = warped["image"], {name: values for name, values in warped.items() if name != "image"}
+        try:
+            image, labels = load_transform(self.source)(image, labels, rng)
+            changed = {"image": image, **labels}
+        except UserError:
+            raise
+        except Exception as error:  # of any class: it is the user's code
+            raise UserError(f"--transform {self.source}: {describe(error)}") from error
+        for name, values in warped.items():
+            got = changed.get(name)
+            if not isinstance(got, np.ndarray) or (got.shape, got.dtype) != (values.shape, values.dtype):
+                kind = f"{got.dtype} of shape {got.shape}" if isinstance(got, np.ndarray) else type(got).__name__
+                expected = f"{values.dtype} of shape {values.shape}"
+                raise UserError(f"--transform {self.source}: its {name} is {kind}: it must be {expected}")
+            if got is not values:
+                np.copyto(values, got)  # `out` is the batch's own memory
+        return warped
+
+
+@functools.cache
+def load_transform(source: str) -> Callable:
+    """Return the function that a --transform names. Raises UserError if it cannot be imported."""
+    return load("--transform", source).value

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from flags import own_code
 from flags.conflicts import check as check_flags
 from flags.conflicts import idle_flags
 from flags.programs import READER, TASKS
@@ -19,7 +20,7 @@ from flags.shared import DataFlags
 from flags.training import Config
 from support.errors import UserError
 from support.shell import document
-from support.user_code import code_name, is_code, not_named
+from support.user_code import code_name
 
 FLAGS = READER.flags
 DEMO_NOTE = "no --dataset_path: training on the demo (configs/demo.yaml); for your own data: "
@@ -67,8 +68,8 @@ def parse_flags(argv: list[str] | None = None) -> Config:
         task_flags = {name: value for name, value in overrides.items() if name in program.flags}
         overrides = {name: value for name, value in overrides.items() if name in FLAGS}
     merged = READER.merge(file_values, overrides)
-    if saved and "model_type" not in overrides and is_code(merged.get("model_type", "")):
-        raise UserError(not_named(saved, merged["model_type"]))
+    if saved:
+        own_code.check_named(content.values, overrides, str(saved))
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
     # If the command line disables a flag of the file, a note says so. A flag idle in the file alone is an error.

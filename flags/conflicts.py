@@ -28,6 +28,8 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         parse_loss(cfg.loss)
     except ValueError as error:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
+    if cfg.transform and not is_code(cfg.transform):
+        raise UserError(f"--transform {cfg.transform}: give FILE.py:NAME or PACKAGE.MODULE:NAME, a function of yours")
     is_open = not is_final and cfg.given is not None and "numclasses" not in cfg.given
     read_class_weights(cfg.class_weights, None if is_open else cfg.numclasses)
     optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in (cfg.given or ())

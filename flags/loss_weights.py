@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from support.errors import UserError
+from support.user_code import code_name, is_code
 
 # What --loss may name: the terms of losses/terms.py that --l_seg weights. Each other term has a flag --l_NAME.
 LOSSES = {"ce": "seg", "dice": "seg_dice", "lovasz": "seg_lovasz"}
@@ -21,17 +22,30 @@ def parse_loss(text: str) -> dict[str, float]:
     factors: dict[str, float] = {}
     for part in text.split("+"):
         number, _, name = (word.strip() for word in part.rpartition("*"))
-        if name not in LOSSES:
+        if is_code(name):
+            term = code_name(name)
+            if term in LOSSES.values():
+                raise ValueError(f"{name!r} has the name of a loss in the logs: rename {term}")
+        elif name not in LOSSES:
             near = difflib.get_close_matches(name, LOSSES, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"{name!r} is not known: {hint}Add up {', '.join(LOSSES)}, as in ce+0.5*dice")
-        if LOSSES[name] in factors:
+            known = f"{', '.join(LOSSES)} or FILE.py:NAME"
+            raise ValueError(f"{name!r} is not known: {hint}Add up {known}, as in ce+0.5*dice")
+        else:
+            term = LOSSES[name]
+        if term in factors:
             raise ValueError(f"{name!r} is there twice: give it one factor, as in 2*{name}")
         factor = _number(number) if "*" in part else 1.0
         if not 0 < factor < math.inf:
             raise ValueError(f"{number!r} is not a factor: give a number above 0, as in 0.5*{name}")
-        factors[LOSSES[name]] = factor
+        factors[term] = factor
     return factors
+
+
+def own_losses(text: str) -> dict[str, str]:
+    """Return {name in the logs: FILE.py:NAME or PACKAGE.MODULE:NAME} of the losses in a --loss that are code."""
+    sources = [part.rpartition("*")[2].strip() for part in text.split("+")]
+    return {code_name(source): source for source in sources if is_code(source)}
 
 
 def loss_weights(flags: Any) -> dict[str, float]:

@@ -64,6 +64,7 @@ class AugmentationFlags:
         False, "flip half of the samples upside down (images without a top, such as aerial ones)"
     )
     quarter_turns: bool = _augment(False, "turn by 0, 90, 180 or 270 degrees (images without a top)")
+    transform: str = flag("", "augmentation of your own: FILE.py:NAME or PACKAGE.MODULE:NAME, after the others")
     blur: float = _augment(0.5, "share of the samples with a 5x5 Gaussian blur", ge=0, le=1)
     brightness: float = _augment(0.0, "multiply values by a random factor from 1 - N to 1 + N; try N = 0.4", ge=0, le=1)
     contrast: float = _augment(0.0, "scale differences from the mean colour by 1 - N to 1 + N", ge=0, le=1)
@@ -116,7 +117,7 @@ class LossFlags:
 
     loss: str = flag(
         "ce",
-        f"losses on scribbles or dense masks, added up: {', '.join(LOSSES)}, 0.5*dice [recipe]",
+        f"losses on scribbles or dense masks, added up: {', '.join(LOSSES)}, 0.5*dice, FILE.py:NAME [recipe]",
         needs=of_map("label"),
     )
     class_weights: str = flag(

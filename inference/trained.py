@@ -20,7 +20,7 @@ from distributed.device import find_device
 from distributed.group import Group, Stopped
 from distributed.precision import resolve, resolve_amp
 from distributed.process_group import process_group
-from flags import READER, Config
+from flags import READER, Config, own_code
 from flags.conflicts import check_effects
 from flags.declare import per_rank
 from flags.programs import PREDICT
@@ -32,7 +32,7 @@ from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, 
 from support import program
 from support.errors import STOPPED, UserError
 from support.files import sha256
-from support.user_code import is_code, not_named
+from support.user_code import is_code
 from support.user_code import load as load_code
 from training import checkpoint
 from training.record.log import start_logging
@@ -112,10 +112,8 @@ class TrainedModel:
         if overrides.get("dataset", saved.get("dataset")) != saved.get("dataset"):
             # They fit the saved layout only.
             saved = {name: value for name, value in saved.items() if name not in LAYOUT}
-        named = overrides.get("model_type", "")
-        if is_code(saved.get("model_type", "")) and not named:
-            raise UserError(not_named(f"--checkpoint {path}", saved["model_type"]))
-        digest = self.file.texts.get("model_type", "")
+        own_code.check_named({"model_type": saved.get("model_type", "")}, overrides, f"--checkpoint {path}")
+        named, digest = overrides.get("model_type", ""), self.file.texts.get("model_type", "")
         if is_code(named) and digest and load_code("--model_type", named).digest != digest:
             log.warning(f"--model_type {named}: its file has changed since {path} was written")
         texts = {name: text for name, text in self.file.texts.items() if name in saved and name not in overrides}

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from losses.kernel_choice import find_kernel
+from losses.own import OwnTerm
 from losses.pixel_pass import CrossEntropy, PixelPass, add_gradient
 from losses.terms import TERMS, CrossEntropyTerm, EntropyTerm, PixelTerm, RegionTerm, Settings
 from support.batch import Batch
@@ -17,13 +18,17 @@ from support.labels import IGNORE
 class Criterion:
     """The loss of a batch: each term adds weight * ramp * sum over the batch / count over the global batch.
 
-    weights: {name in losses.terms.TERMS: weight}. settings: fields of losses.terms.Settings.
+    weights: {name in losses.terms.TERMS or in `own`: weight}. own: {name: source of an OwnTerm}. settings: fields of
+    losses.terms.Settings.
     """
 
-    def __init__(self, weights: Mapping[str, float], **settings: Any):
+    def __init__(self, weights: Mapping[str, float], own: Mapping[str, str] | None = None, **settings: Any):
         self.weights = weights
         self.names = list(weights)  # the order of __call__'s parts: ranks add them up as one tensor
-        self.terms = {name: TERMS[name](Settings(**settings)) for name in weights}
+        own = own or {}
+        self.terms = {
+            name: OwnTerm(own[name]) if name in own else TERMS[name](Settings(**settings)) for name in weights
+        }
 
     def counts(self, batch: Batch) -> Tensor:
         """Return this batch's count for each of `names`: float64 (len(names),), in CPU memory.

@@ -27,6 +27,7 @@ class Batch:
     (B, H, W) uint8. A map that --dataset does not have is None.
     counts: {name of a map: its counts}, by data.histogram.count_batch().
     points: the labelled pixels of `label`, if they are few, by losses.upsampling.find_points().
+    own_counts: {source: count} of the losses of the user's own, by losses.own.count_losses().
     foreground: the foreground of `pseudo`, if the model needs it, by models.lorm.find_foreground().
     """
 
@@ -37,6 +38,7 @@ class Batch:
     distance_c: Tensor | None = None
     counts: Mapping[str, Tensor] = field(default_factory=dict)
     points: Tensor | None = None
+    own_counts: Mapping[str, float] = field(default_factory=dict)
     foreground: Foreground | None = None
 
     @property

@@ -40,11 +40,6 @@ def is_own_network(model_type: str) -> bool:
     return model_type.startswith(SMP) or is_code(model_type)
 
 
-def not_named(source: object, text: str) -> str:
-    """Return the message that a file, `source`, names code, which runs only if the user names it, too."""
-    return f"{source}: its --model_type is code, {text}: to run that code, add --model_type {text}"
-
-
 def load(flag: str, text: str) -> UserCode:
     """Import the file or module that `text` names, once per process, and return the object NAME in it.
 

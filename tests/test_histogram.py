@@ -8,9 +8,10 @@ from conftest import ALONE, flags
 from PIL import Image
 
 import utils
-from data.histogram import class_weights, value_histogram
+from data.histogram import value_histogram
 from flags import parse_flags
 from flags.loss_weights import read_class_weights
+from losses.class_weights import balanced_weights
 from training.record.messages import log_losses
 
 
@@ -41,9 +42,9 @@ def test_the_loader_counts_pixels(demo_root):
 
 
 def test_weights_by_enets_rule():
-    weights = class_weights(np.array([3, 1, 0]))
+    weights = balanced_weights(np.array([3, 1, 0]))
     assert weights.tolist() == pytest.approx([1 / math.log(1.77), 1 / math.log(1.27), 1 / math.log(1.02)])
-    assert class_weights(np.array([0, 0])).tolist() == pytest.approx([1 / math.log(1.02)] * 2)
+    assert balanced_weights(np.array([0, 0])).tolist() == pytest.approx([1 / math.log(1.02)] * 2)
 
 
 @pytest.mark.parametrize("dataset", ["Dense", "ScribbleOnly"])

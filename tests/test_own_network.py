@@ -142,7 +142,7 @@ def trained(own, tmp_path, nets) -> Path:
     return tmp_path / "log" / "run" / "best.pt"
 
 
-def test_a_checkpoint_runs_no_code_unless_the_user_names_it(trained, nets, tmp_path, demo_root, caplog):
+def test_a_checkpoint_runs_no_code_unless_the_user_names_it(trained, nets, tmp_path, demo_root, capsys):
     name, images = f"{nets}:UNet", str(demo_root / "JPEGImages")
     uses = [
         lambda *words: evaluate.main(using(trained, *words)),
@@ -162,10 +162,10 @@ def test_a_checkpoint_runs_no_code_unless_the_user_names_it(trained, nets, tmp_p
     for use in uses:
         use("--model_type", name)
     assert (nets.parent / "RAN").exists()
-    assert "has changed" not in caplog.text
+    assert "has changed" not in capsys.readouterr().out
     nets.write_text(NETS + "\n# more")
     segtrain.load(trained, model_type=name)
-    assert f"--model_type {name}: its file has changed since {trained} was written" in caplog.text
+    assert f"--model_type {name}: its file has changed since {trained} was written" in capsys.readouterr().out
 
 
 def test_scores_are_the_same_unfolded(trained, nets, tmp_path, monkeypatch):

@@ -126,6 +126,16 @@ def drop_older(folder: Path, keep: dict[str, int]) -> None:
             file.unlink(missing_ok=True)
 
 
+def epoch_file(epoch: int) -> str:
+    """Return the name of the checkpoint after an epoch that is to be kept."""
+    return f"epoch_{epoch:04d}.pt"
+
+
+def step_file(step: int) -> str:
+    """Return the name of the checkpoint after a step that is to be kept."""
+    return f"step_{step:08d}.pt"
+
+
 def step_of(path: Path) -> int | None:
     """Return the optimizer step in a checkpoint's comment, or None if the file has no such comment."""
     try:

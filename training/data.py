@@ -12,7 +12,7 @@ from data.distance import pseudo_distance, scribble_distance
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, find_split
 from data.loader import loader_options
-from data.transforms import CentreCrop, ColourJitter, TrainTransform
+from data.transforms import CentreCrop, ColourJitter, OwnTransform, TrainTransform, load_transform
 from distributed.group import Group
 from flags import Config
 from flags.shared import LaunchFlags
@@ -69,10 +69,16 @@ def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> S
     return find_split(Path(cfg.dataset_path), dataset, split, maps, **{name: getattr(cfg, name) for name in names})
 
 
-def get_transform(cfg: Config) -> TrainTransform | CentreCrop:
-    """Return the transform of training samples."""
-    if not cfg.augment:
-        return CentreCrop(cfg.crop_size, cfg.long_side)
+def get_transform(cfg: Config) -> TrainTransform | CentreCrop | OwnTransform:
+    """Return the transform of training samples. Raises UserError if that of --transform cannot be imported."""
+    transform = _train_transform(cfg) if cfg.augment else CentreCrop(cfg.crop_size, cfg.long_side)
+    if not cfg.transform:
+        return transform
+    load_transform(cfg.transform)
+    return OwnTransform(transform, cfg.transform)
+
+
+def _train_transform(cfg: Config) -> TrainTransform:
     strengths = {name: getattr(cfg, name) for name in ("brightness", "contrast", "saturation", "hue")}
     return TrainTransform(
         cfg.crop_size,

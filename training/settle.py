@@ -18,7 +18,7 @@ from data.layout import Split
 from distributed import checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
-from flags import Config, as_dict, check_flags
+from flags import Config, as_dict, check_flags, own_code
 from flags.conflicts import OF_TORCHVISION
 from flags.declare import per_rank
 from flags.recipe import CPU, CUDA, RECIPE_FLAGS, choose_flags
@@ -27,7 +27,7 @@ from models.custom import in_own_network
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
-from support.user_code import is_code, is_own_network, load
+from support.user_code import is_own_network, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, get_label_map, prepare_demo_data
@@ -138,10 +138,10 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
             cfg = cfg if kept is not None else dataclasses.replace(cfg, classes="")
         if kept != texts.setdefault(flag, kept or "") and kept is not None:
             log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
-    if is_code(cfg.model_type):
-        texts["model_type"] = load("--model_type", cfg.model_type).digest
-        if resumed and resumed.texts.get("model_type", texts["model_type"]) != texts["model_type"]:
-            log.warning(f"--model_type {cfg.model_type}: its file has changed since the checkpoint")
+    for flag, named in own_code.sources(vars(cfg)).items():
+        texts[flag] = " ".join(load(f"--{flag}", source).digest for source in named)
+        if resumed and resumed.texts.get(flag, texts[flag]) != texts[flag]:
+            log.warning(f"--{flag} {getattr(cfg, flag)}: its file has changed since the checkpoint")
     return dataclasses.replace(cfg, texts=texts)
 
 

@@ -91,11 +91,12 @@ class BatchNormAct2d(BatchNorm2d):
         return self.act(self.drop(super().forward(x)))
 
 
-def synchronize(model: nn.Module) -> None:
-    """Let the model's batch norms use the statistics of all processes in training."""
+def synchronize(model: nn.Module, choice: str, device: torch.device) -> None:
+    """Let the model's batch norms use the statistics of all processes in training. choice: "on", "off" or "auto"."""
+    is_on = choice == "on" or (choice == "auto" and device.type == "cuda")  # gloo exchanges too slowly for a default
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
-            module.synchronized = True
+            module.synchronized = is_on
 
 
 class _Normalise(torch.autograd.Function):

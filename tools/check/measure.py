@@ -14,7 +14,7 @@ from data.label_check import is_smoothed
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
-from tools.convert.painting import opaque
+from tools.convert.hidden_colours import opaque
 
 NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
 

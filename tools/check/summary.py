@@ -7,7 +7,7 @@ from typing import Any
 from support.labels import IGNORE
 from tools.check.measure import Sample
 from tools.check.survey import required_labels
-from tools.convert.painting import HIDDEN
+from tools.convert.hidden_colours import HIDDEN
 
 
 @dataclass

@@ -16,6 +16,7 @@ from data.images.files import opened
 from support.errors import InputError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
+from tools.convert.drawing import LINE_WIDTH, STROKE_WIDTH
 from tools.convert.source import Converted, Entry, Kind, Numbering, Options
 
 DIFFERS = "exists and differs: not overwritten; remove it to convert it again"
@@ -83,7 +84,7 @@ def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
 def paint(entry: Entry, size: tuple[int, int], job: Job, result: Converted) -> np.ndarray:
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
     kind, numbers = job.kind, job.numbering.numbers
-    width = job.options.line_width or (3 if job.options.scribbles else 10)
+    width = job.options.line_width or (STROKE_WIDTH if job.options.scribbles else LINE_WIDTH)
     label, is_free = np.full(size, job.numbering.unlabelled, np.uint8), np.ones(size, bool)
     for name, where, data in kind.shapes(entry.record, size, job.options, result) if kind.shapes else entry.record:
         top, left, mask, is_thin = kind.patch(data, where, size, width)

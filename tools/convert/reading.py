@@ -18,7 +18,7 @@ from data.images import IMAGE_SUFFIXES
 from data.layout import read_list, without_suffix
 from support.errors import InputError, UserError
 from support.files import read_bytes
-from tools.convert.polygons import LIMIT, number
+from tools.convert.drawing import LIMIT, number
 
 MAX_BYTES = 2**31  # of an annotation file; the largest known one, of LVIS, has 1.1 GB
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}

@@ -22,8 +22,8 @@ from tools.convert.find import find_kind
 from tools.convert.formats import KINDS
 from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.formats.labelstudio import BRUSH
+from tools.convert.hidden_colours import HIDDEN
 from tools.convert.output import Job, convert
-from tools.convert.painting import HIDDEN
 from tools.convert.reading import MAX_BYTES, output_name
 from tools.convert.source import Converted, Entry, Numbering, Options, Source, number_classes, read_known
 

@@ -12,7 +12,7 @@ from data.classes import Classes, read_classes, voc_colours
 from flags.declare import flag
 from support.errors import InputError, UserError
 from support.labels import BACKGROUND, IGNORE
-from tools.convert.polygons import Patch
+from tools.convert.drawing import Patch
 from tools.convert.reading import ImageFinder, annotation_files, output_name
 
 IGNORED = "__ignore__"  # LabelMe's name for what is not labelled

@@ -10,14 +10,13 @@ from data.folders import left_out
 from data.images.resize import large_images
 from data.loader import EvalLoader
 from distributed.group import Group, Stopped
-from flags import Config, as_words, changes, without_defaults
+from flags import Config, as_words, changes, own_code, without_defaults
 from flags.loss_weights import loss_weights
 from flags.recipe import FEW_STEPS
 from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
 from support.shell import python_command, quoted
-from support.user_code import is_code
 from training.checkpoint import step_of
 from training.checkpoint_content import Checkpoint
 from training.plan import Plan
@@ -187,7 +186,7 @@ def log_end(
         )
     log_report(folder)
     images = os.path.commonpath([files["image"].parent for files in val_set.files])
-    checkpoint = ["--checkpoint", best, *own_code(cfg)]
+    checkpoint = ["--checkpoint", best, *own_code.words({"model_type": cfg.model_type})]
     predict = [*checkpoint, "--input", images, "--output", folder / "predictions", "--overlay"]
     boards = cfg.logdir if folder.is_relative_to(cfg.logdir) else folder  # a resumed run stays where it was
     log.info(f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', boards)}")
@@ -212,17 +211,12 @@ def log_report(folder: Path | None) -> None:
         log.info(f"report:  {folder / REPORT}")
 
 
-def own_code(cfg: Config) -> list[str]:
-    """Return the words that name a model of the user's code: a checkpoint does not run it unless a command names it."""
-    return ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []
-
-
 def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
     """Return a command that resumes the run, or else the words to add to the first start's command.
 
     A resumed run reads its other flags from config.yaml beside the checkpoint.
     """
-    words = ["--resume", os.path.join(str(folder), "last.pt"), *own_code(cfg)]
+    words = ["--resume", os.path.join(str(folder), "last.pt"), *own_code.words(vars(cfg))]
     if group.world_size == 1:
         return f"to resume: {python_command('train.py', *words)}"
     return f"to resume, start all processes as before and add: {quoted(words)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from support.errors import InputError
-from tools.convert.polygons import Patch, fill, from_runs, read_points
+from tools.convert.drawing import Patch, fill, from_runs, read_points
 from tools.convert.reading import SPLITS, output_name, read_json, read_size, read_value, split_in, whole_number
 from tools.convert.source import Entry, Shape, Source
 

@@ -21,8 +21,8 @@ from support.errors import InputError, UserError
 from support.files import read_bytes
 from support.progress import progress_bar
 from support.terminal import say
-from tools.convert.painting import HIDDEN, opaque, twins
-from tools.convert.polygons import Patch
+from tools.convert.drawing import Patch
+from tools.convert.hidden_colours import HIDDEN, opaque, twins
 from tools.convert.reading import read_splits
 from tools.convert.source import Converted, Entry, Options, Shape, Source
 

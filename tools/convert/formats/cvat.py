@@ -13,8 +13,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from support.errors import InputError
-from tools.convert import polygons
-from tools.convert.polygons import Patch, place, read_points
+from tools.convert import drawing
+from tools.convert.drawing import Patch, place, read_points
 from tools.convert.reading import ImageFinder, output_name, read_size, read_xml, split_in
 from tools.convert.source import Entry, Shape, Source
 
@@ -82,26 +82,26 @@ def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: 
         runs = [run for run in shape.get("rle", "").replace(" ", "").split(",") if run]
         if not 1 <= width <= size[1] or not 1 <= height <= size[0] or not runs:
             raise InputError(f"{where}: a mask of {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
-        mask = polygons.from_runs(runs, width * height, where).reshape(height, width)
+        mask = drawing.from_runs(runs, width * height, where).reshape(height, width)
         return place(mask, top, left, size)
     if tag == "ellipse":
         x, y, *radii, rotation = numbers("cx", "cy", "rx", "ry", "rotation")
-        return polygons.ellipse((x, y), (radii[0], radii[1]), size, rotation)
+        return drawing.ellipse((x, y), (radii[0], radii[1]), size, rotation)
     if tag == "box":
         *corners, rotation = numbers("xtl", "ytl", "xbr", "ybr", "rotation")
-        return polygons.fill(polygons.turned(polygons.rectangle(*corners), rotation), size)
+        return drawing.fill(drawing.turned(drawing.rectangle(*corners), rotation), size)
     if tag not in ("polygon", "polyline"):
         raise InputError(f"{where}: this kind of shape is not read: the image is skipped; draw polygons in CVAT")
     points = read_points([pair.split(",") for pair in shape.get("points", "").split(";") if pair.strip()], where)
-    return polygons.fill(points, size) if tag == "polygon" else polygons.stroke(points, line_width, size)
+    return drawing.fill(points, size) if tag == "polygon" else drawing.stroke(points, line_width, size)
 
 
 def _number(attributes: dict[str, str], key: str, where: str) -> float:
     """Return a number in an attribute. Raises InputError if it is missing, or not a finite number of pixels."""
     try:
-        value = polygons.number(attributes[key])
+        value = drawing.number(attributes[key])
     except (KeyError, ValueError, OverflowError):
         raise InputError(f"{where}: {key} is missing or not a number") from None
-    if not abs(value) < polygons.LIMIT:
+    if not abs(value) < drawing.LIMIT:
         raise InputError(f"{where}: {key} is {value}")
     return value

@@ -18,8 +18,8 @@ import numpy as np
 
 from data.images.files import decode_bytes
 from support.errors import InputError
-from tools.convert import polygons
-from tools.convert.polygons import Patch, place, read_points
+from tools.convert import drawing
+from tools.convert.drawing import Patch, place, read_points
 from tools.convert.reading import read_json, read_size, read_value
 from tools.convert.source import Entry, Shape, Source
 
@@ -60,14 +60,14 @@ def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> 
         in_last = (points >= np.array(size[::-1]) - 1) & (points < size[::-1]) & (points > points.min(axis=0))
         points = np.where(in_last, size[::-1], points)
     if kind in ("polygon", "oriented_rectangle") or (kind == "rectangle" and len(points) == 4):  # X-AnyLabeling's
-        return polygons.fill(points, size)
+        return drawing.fill(points, size)
     if kind == "rectangle":
-        return polygons.fill(polygons.rectangle(*points[0], *points[1]), size)
+        return drawing.fill(drawing.rectangle(*points[0], *points[1]), size)
     if kind == "circle":
         radius = float(np.hypot(*(points[1] - points[0])))
-        return polygons.ellipse(tuple(points[0]), (radius, radius), size)
+        return drawing.ellipse(tuple(points[0]), (radius, radius), size)
     if kind in ("line", "linestrip", "point"):
-        return polygons.stroke(points, line_width, size)
+        return drawing.stroke(points, line_width, size)
     if kind == "mask":
         (left, top), (right, bottom) = np.trunc(points[:2]).astype(int).tolist()
         box = (bottom - top + 1, right - left + 1)

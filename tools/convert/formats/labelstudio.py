@@ -17,8 +17,8 @@ import numpy as np
 from data.folders import list_files
 from data.images import IMAGE_SUFFIXES, decode
 from support.errors import InputError
-from tools.convert import polygons
-from tools.convert.polygons import Patch, read_points
+from tools.convert import drawing
+from tools.convert.drawing import Patch, read_points
 from tools.convert.reading import ImageFinder, output_name, read_json, read_size, read_value, split_in
 from tools.convert.source import Entry, Shape, Source
 
@@ -163,14 +163,14 @@ def patch(region: Any, where: str, size: tuple[int, int], line_width: float) -> 
         return Patch(0, 0, values.reshape(height, width, 4)[:, :, 3] >= 128)
     percent = np.array([width, height]) / 100
     if kind == "polygon":
-        return polygons.fill(read_points(value.get("points"), where) * percent, size)
+        return drawing.fill(read_points(value.get("points"), where) * percent, size)
     sides = ("width", "height") if kind == "rectangle" else ("radiusX", "radiusY")
     pairs = [[value.get(key) for key in keys] for keys in (("x", "y"), sides)]
     place, extent = read_points(pairs, where) * percent
     degrees = float(read_points([[value.get("rotation") or 0, 0]], where)[0, 0])
     if kind == "ellipse":
-        return polygons.ellipse(tuple(place), tuple(extent), size, degrees)
-    return polygons.fill(polygons.turned(polygons.rectangle(*place, *(place + extent)), degrees, place), size)
+        return drawing.ellipse(tuple(place), tuple(extent), size, degrees)
+    return drawing.fill(drawing.turned(drawing.rectangle(*place, *(place + extent)), degrees, place), size)
 
 
 def _decode_rle(rle: list, num_values: int, where: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data.classes import read_classes
 from support.errors import InputError, UserError
-from tools.convert.polygons import Patch, read_points, stroke
+from tools.convert.drawing import Patch, read_points, stroke
 from tools.convert.reading import read_size, read_xml
 from tools.convert.source import Entry, Shape, Source
 

@@ -15,7 +15,7 @@ from data.layout import list_folder, read_list
 from support.errors import InputError, UserError
 from support.files import read_text
 from support.yaml_file import read_yaml
-from tools.convert.polygons import Patch, fill, read_points
+from tools.convert.drawing import Patch, fill, read_points
 from tools.convert.reading import MAX_BYTES, split_in, whole_number
 from tools.convert.source import Entry, Shape, Source
 

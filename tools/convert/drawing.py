@@ -14,6 +14,7 @@ import numpy as np
 from support.errors import InputError
 
 MAX_CROSSINGS = 2**22  # of edges and rows that are computed at once
+LINE_WIDTH, STROKE_WIDTH = 10, 3  # pixels; of lines in masks and in scribbles, unless --line_width is set
 LIMIT = 1e7  # pixels; a coordinate beyond is a fault, and would overflow
 
 

@@ -1,0 +1,149 @@
+"""--loss FILE.py:NAME and --transform FILE.py:NAME keep the promises, and run only if the user names them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ALONE, DENSE, flags, read_metrics, refused
+from test_distributed import train_three_ways
+
+import train
+import utils
+from data.transforms import CentreCrop, OwnTransform
+from flags import own_code, parse_flags
+from losses.own import load_loss
+from support.errors import UserError
+
+CODE = """
+import numpy as np
+import torch.nn.functional as F
+
+class CrossEntropy:
+    def count(self, labels):
+        return (labels != 255).sum()
+
+    def sum(self, logits, labels):
+        return F.cross_entropy(logits, labels.long(), ignore_index=255, reduction="sum")
+
+class Focal(CrossEntropy):
+    def sum(self, logits, labels):
+        value = F.cross_entropy(logits, labels.long(), ignore_index=255, reduction="none")
+        return ((1 - (-value).exp()) ** 2 * value).sum()
+
+class NoCount:
+    sum = None
+
+class Matrix(CrossEntropy):
+    def sum(self, logits, labels):
+        return logits
+
+class Negative(CrossEntropy):
+    def count(self, labels):
+        return -1
+
+focal = Focal()
+
+def cut_out(image, labels, rng):
+    top, left = rng.integers(0, 20, 2)
+    image[top : top + 8, left : left + 8] = 0
+    labels["label"][top : top + 8, left : left + 8] = 255
+    return image, labels
+
+def wrong_type(image, labels, rng):
+    return image / 255, labels
+
+def drops(image, labels, rng):
+    return image, {}
+
+def fails(image, labels, rng):
+    return image[0].no_such_thing, labels
+"""
+
+
+@pytest.fixture
+def code(tmp_path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_same_losses_and_weights_at_any_split_of_the_global_batch(demo_root, tmp_path, code):
+    words = flags(
+        dataset_path=demo_root, logdir=tmp_path, epochs=2, batchsize=None, val_epoch_frequency=2, **DENSE,
+        loss=f"ce+0.5*{code}:focal", transform=f"{code}:cut_out",
+    )  # fmt: skip
+    runs = train_three_ways(words, tmp_path)
+    lines, weights, _ = runs["one"]
+    assert set(lines[0]["losses"]) == {"seg", "focal"}
+    # A focal loss of gamma 2 is below the cross entropy that it weights.
+    assert all(0 < line["losses"]["focal"] < line["losses"]["seg"] for line in lines)
+    for name in ("two", "accum"):
+        for line, expected in zip(runs[name][0], lines, strict=True):
+            assert line["losses"] == pytest.approx(expected["losses"], rel=1e-9)
+        torch.testing.assert_close(runs[name][1], weights, rtol=1e-9, atol=1e-12)
+
+
+def test_cross_entropy_written_by_hand_trains_as_ours(demo_root, tmp_path, code):
+    lines = {}
+    for name, loss in (("ours", "ce"), ("own", f"{code}:CrossEntropy")):
+        assert train.main(flags(dataset_path=demo_root, logdir=tmp_path, name=name, **DENSE, loss=loss)) == 0
+        lines[name] = read_metrics(tmp_path / name, "train")
+    for own, ours in zip(lines["own"], lines["ours"], strict=True):
+        assert own["losses"]["CrossEntropy"] == pytest.approx(ours["losses"]["seg"], rel=1e-4)
+
+
+def test_a_transform_is_drawn_from_seed_pass_and_index_in_any_process(demo_root, code):
+    batches = []
+    for workers in (0, 2):
+        words = flags(dataset_path=demo_root, logdir=".", **DENSE | {"transform": f"{code}:cut_out"}, workers=workers)
+        loader = utils.get_loader(parse_flags(words), "train", ALONE)
+        batches.append([batch.image for batch in loader])
+        holes = (loader.dataset[0, 0]["image"] == 0).all(-1) & (loader.dataset[0, 0]["label"] == 255)
+        assert holes.sum() >= 8 * 8
+    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wrong_type", r"its image is float64 of shape \(9, 9, 3\): it must be uint8 of shape \(9, 9, 3\)"),
+        ("drops", r"its label is NoneType: it must be uint8 of shape \(9, 9\)"),
+        ("fails", r"AttributeError: .*no_such_thing.*mine\.py line \d+"),
+        ("absent", "has no absent"),
+    ],
+)
+def test_a_transform_that_returns_something_else_is_named(code, name, message):
+    maps = {"image": np.zeros((12, 12, 3), np.uint8), "label": np.zeros((12, 12), np.uint8)}
+    with pytest.raises(UserError, match=message):
+        OwnTransform(CentreCrop(9), f"{code}:{name}")(maps, np.random.default_rng(0))
+
+
+def test_losses_that_cannot_be_used_are_named(demo_root, tmp_path, code):
+    with refused("has no method count(): it needs count(labels) and sum(logits, labels)"):
+        load_loss(f"{code}:NoCount")
+    for name, message in (
+        ("Matrix", "Matrix: sum() returned a tensor of shape (2, 5, 33, 33)"),
+        ("Negative", "Negative: count() returned -1.0"),
+    ):
+        with refused(message):
+            train.main(flags(dataset_path=demo_root, logdir=tmp_path, name=name, **DENSE, loss=f"{code}:{name}"))
+    for text, message in (
+        (f"{code}:focal+{code}:focal", "is there twice"),
+        ("ce+focal", "'focal' is not known"),
+        (f"0*{code}:focal", "is not a factor"),
+        ("a.b:seg", "has the name of a loss in the logs"),
+    ):
+        with refused(message):
+            parse_flags(flags(dataset_path=demo_root, logdir=tmp_path, **DENSE, loss=text))
+    with refused("--transform blur: give FILE.py:NAME"):
+        parse_flags(flags(dataset_path=demo_root, logdir=tmp_path, **DENSE, transform="blur"))
+
+
+def test_code_of_a_file_must_be_named_by_the_user():
+    saved = {"model_type": "res50_ASPP", "loss": "ce+2*a.py:focal", "transform": "b.c:cut"}
+    assert own_code.sources(saved) == {"transform": ["b.c:cut"], "loss": ["a.py:focal"]}
+    with refused("x: its --transform is code, b.c:cut: to run that code, add --transform b.c:cut"):
+        own_code.check_named(saved, {"loss": "ce"}, "x")
+    own_code.check_named(saved, {"loss": "ce", "transform": ""}, "x")
+    assert own_code.words(saved) == ["--transform", "b.c:cut", "--loss", "ce+2*a.py:focal"]
