@@ -19,6 +19,7 @@ MODEL_TYPES = {
     "deeplabv3p_cdsp": False,
     "deeplabv3p_cdsp_lorm": False,
     "deeplabv2": False,
+    "linear": False,
     "deeplabv3p_multi": True,
     "deeplabv3p_multi_lorm": True,
 }

@@ -114,6 +114,20 @@ class ASPPHead(Head):
         return self.aspp(features[-1])
 
 
+class LinearHead(Head):
+    """Batch norm and a 1x1 convolution, for a frozen ViT (arXiv:2304.07193). Logits at stride 8 of a ResNet."""
+
+    names = ("linear",)
+
+    def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 8):
+        super().__init__()
+        self.norm = BatchNorm2d(channels[-1])
+        self.classifier = nn.Conv2d(channels[-1], num_classes, 1)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return self.classifier(self.norm(features[-1]))
+
+
 class DeepLabV2Head(Head):
     """DeepLabV2's head: the sum of four dilated 3x3 classifiers (arXiv:1606.00915). Logits at stride 8."""
 

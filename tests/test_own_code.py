@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ALONE, DENSE, flags, read_metrics, refused
+from conftest import ALONE, DENSE, REPO, flags, read_metrics, refused
 from test_distributed import train_three_ways
 
+import models
 import train
 import utils
 from data.transforms import CentreCrop, OwnTransform
@@ -147,3 +148,38 @@ def test_code_of_a_file_must_be_named_by_the_user():
         own_code.check_named(saved, {"loss": "ce"}, "x")
     own_code.check_named(saved, {"loss": "ce", "transform": ""}, "x")
     assert own_code.words(saved) == ["--transform", "b.c:cut", "--loss", "ce+2*a.py:focal"]
+
+
+EXAMPLES = REPO / "docs/examples"
+
+
+@pytest.mark.parametrize("name", ["noise_and_cut_out", "auto_contrast", "shadows"])
+def test_examples_of_augmentations(demo_root, name):
+    words = flags(dataset_path=demo_root, logdir=".", transform=f"{EXAMPLES / 'transforms.py'}:{name}")
+    batches = [[batch.image for batch in utils.get_loader(parse_flags(words), "train", ALONE)] for _ in range(2)]
+    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
+    plain = [batch.image for batch in utils.get_loader(parse_flags(words[:-2]), "train", ALONE)]
+    assert not all(torch.equal(one, other) for one, other in zip(batches[0], plain, strict=True))
+
+
+def test_examples_of_losses_are_their_definitions():
+    """Two classes in a row of four pixels, the last one ignored: p of class 1 is 0.2, 0.9, 0.6."""
+    p = torch.tensor([0.2, 0.9, 0.6, 0.5])
+    logits = torch.stack([torch.zeros(4), torch.log(p / (1 - p))])[None, :, None].requires_grad_()  # (1, 2, 1, 4)
+    labels = torch.tensor([[[0, 1, 1, 255]]], dtype=torch.uint8)
+    focal, tversky = (load_loss(f"{EXAMPLES / 'losses.py'}:{name}") for name in ("Focal", "Tversky"))
+    assert (focal.count(labels), tversky.count(labels)) == (3, 2)
+    right = np.array([0.8, 0.9, 0.6])
+    assert focal.sum(logits, labels).item() == pytest.approx(-((1 - right) ** 2 * np.log(right)).sum(), rel=1e-5)
+    # class 0: hit 0.8, missed 0.2, false 0.1 + 0.4; class 1: hit 0.9 + 0.6, missed 0.1 + 0.4, false 0.2
+    expected = (1 - 0.8 / (0.8 + 0.7 * 0.2 + 0.3 * 0.5)) + (1 - 1.5 / (1.5 + 0.7 * 0.5 + 0.3 * 0.2))
+    assert tversky.sum(logits, labels).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_examples_of_networks(demo_root, tmp_path):
+    images = torch.randint(0, 256, (2, 33, 47, 3), dtype=torch.uint8)
+    model = models.build(f"{EXAMPLES / 'networks.py'}:SmallUNet", num_classes=5, model_args=["width=4"])
+    assert model.eval()(images)["logits"].shape == (2, 5, 33, 47)
+    pytest.importorskip("transformers")
+    model = models.build(f"{EXAMPLES / 'networks.py'}:segformer", num_classes=5, model_args=["pretrained=False"])
+    assert model.backbone.strides == (4,)

@@ -283,3 +283,26 @@ def test_a_module_of_a_library(demo_root, tmp_path):
     )  # fmt: skip
     assert train.main([*words, "--model_args", "weights_backbone=None"]) == 0
     assert contents(tmp_path / "lraspp")
+
+
+def test_networks_of_segmentation_models_pytorch(demo_root, tmp_path):
+    pytest.importorskip("segmentation_models_pytorch")
+    model = models.build(
+        "smp:unet", num_classes=5, backbone="timm:resnet18", model_args=["decoder_channels=[32,16,8,8,8]"]
+    )
+    images = torch.randint(0, 256, (2, 45, 61, 3), dtype=torch.uint8)
+    assert model.eval()(images)["logits"].shape == (2, 5, 45, 61)
+    assert model.backbone.depths()["net.encoder.model.conv1.weight"] == 0
+    assert model.backbone.is_head("net.segmentation_head.0.weight")
+    with pytest.raises(UserError, match=r"segmentation_models\.pytorch has no Vnet: it has .*Unet"):
+        models.build("smp:Vnet", num_classes=5)
+    words = flags(
+        dataset_path=demo_root,
+        logdir=tmp_path,
+        name="smp",
+        **DENSE | {"model_type": "smp:FPN"},
+        max_steps=1,
+        epochs=None,
+    )
+    assert train.main([*words, "--model_args", "decoder_segmentation_channels=32"]) == 0
+    evaluate.main(using(tmp_path / "smp" / "best.pt"))  # smp's code is not the user's: it need not be named
