@@ -7,13 +7,14 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from support.labels import BACKGROUND
+from support.labels import BACKGROUND, DENSE
 from support.user_code import is_code, is_own_network
 
 # What the recipe may choose.
 RECIPE_FLAGS = frozenset({
     "layers", "long_side", "crop_size", "batchsize", "accum_steps", "max_steps", "repeat", "val_step_frequency",
-    "optimizer", "lr", "lr_scaling", "wdecay", "background", "l_crf", "loss",
+    "optimizer", "lr", "lr_scaling", "wdecay", "background", "l_crf", "loss", "head_lr_factor",
+    "brightness", "contrast", "saturation", "hue",
 })  # fmt: skip
 # With one of them an epoch is a pass over the list.
 COUNT_EPOCHS = {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}
@@ -23,6 +24,8 @@ ENOUGH_STEPS = 2 * FEW_STEPS  # however large the global batch is
 NUM_VALIDATIONS = 20  # at most, of the shortest run that the recipe chooses
 CRF_WEIGHT = 0.3  # benchmarks/RESULTS.md
 RARE = 0.03  # of the pixels: with cross entropy alone, a class with less may never be predicted (RESULTS.md)
+COLOURS = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.03}  # RESULTS.md, "Another street"
+MANY_CLASSES = 32  # with more, lovasz takes much memory
 EPOCHS = 50  # CDSP's; a small list is passed over more often
 MANY_IMAGES = 5000  # for so many images, CDSP trains from pseudo-labels with a learning rate of 1e-3
 # Parts of the names of timm's transformers.
@@ -124,6 +127,9 @@ def choose_flags(
         repeat = min(math.ceil(epoch / num_images), MAX_REPEAT)
         choose("repeat", repeat, f"{repeat * num_images // batch} steps from one validation to the next")
 
+    # What no flag of yours or of a config decides: such runs keep their results.
+    chooses_all = chooses_steps and flags["dataset"] in DENSE
+
     # The optimizer. An --lr or --momentum that is set was probably found with SGD.
     if flags["backbone"] != "resnet" or is_own:
         kept = next((name for name in ("lr", "momentum") if name in given), "")
@@ -133,7 +139,12 @@ def choose_flags(
     if flags["optimizer"] == "adamw":
         named = f"{flags['backbone']} {flags['model_type']}".lower()
         is_transformer = any(part in named for part in TRANSFORMERS)
-        choose("lr", 1e-4 if is_transformer else 1e-3, "usual for adamw")
+        is_trained = flags["backbone"] != "resnet" and flags["pretrained"] != "none" and not is_transformer
+        if chooses_all and is_trained and not {"lr", "head_lr_factor"} & given:
+            choose("lr", 3e-4, "small for pretrained features")
+            choose("head_lr_factor", 10.0, "the head is new")
+        else:
+            choose("lr", 1e-4 if is_transformer else 1e-3, "usual for adamw")
         choose("wdecay", 0.01, "usual for adamw")
         choose("lr_scaling", "sqrt", "usual for adamw")
     elif "Pseudo" in flags["dataset"] and num_images >= MANY_IMAGES:
@@ -147,6 +158,11 @@ def choose_flags(
     is_rest = flags["label_map"] == "binary"  # whatever its name is
     if class_names and class_names[0].lower() not in BACKGROUND and not is_rest:
         choose("background", "none", f"class 0 is {class_names[0]}")
+    if chooses_all and 2 < flags["numclasses"] <= MANY_CLASSES:
+        choose("loss", "ce+lovasz", "raises the mIoU")
+    if chooses_all and flags["augment"] and not given.intersection(COLOURS):
+        for name, value in COLOURS.items():
+            choose(name, value, "light differs from place to place")
     if len(shares) == 2 and 0 < min(shares) < RARE:
         rare = shares.index(min(shares))
         name = f"class {rare}" + (f" ({class_names[rare]})" if class_names else "")

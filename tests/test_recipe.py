@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from flags import FLAGS, Config, as_dict, parse_flags
-from flags.recipe import CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, choose_flags
+from flags.recipe import COLOURS, CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, choose_flags
 from support.errors import DivergedError
 from tools.check.__main__ import main as check_data
 from train import main as train
@@ -26,7 +26,24 @@ def recipe(data: dict, *given: str, **flags) -> dict:
 def test_few_photos_on_a_gpu():
     # At least 4000 steps of 16; 20 validations: 3200 images each, 75 passes over 43.
     expected = {"layers": 50, "crop_size": 465, "batchsize": 16, "max_steps": 4000, "repeat": 75, "lr": 0.01}
-    assert recipe(PHOTOS) == expected
+    assert recipe(PHOTOS) == expected | COLOURS | {"loss": "ce+lovasz"}
+
+
+def test_only_a_run_of_dense_masks_that_the_recipe_decides_gets_what_helps_on_other_streets():
+    """A config or a command with a length keeps its results; lovasz takes much memory for many classes."""
+    better = {*COLOURS, "loss", "head_lr_factor"}
+    lite = {"backbone": "timm:tf_efficientnet_lite0"}
+    assert better <= set(recipe(PHOTOS, **lite))
+    for given in ({"epochs": 3}, {"max_steps": 1000}, {"dataset": "ScribbleOnly"}, {"dataset": "ScribblePseudoDsDc"}):
+        assert not better & set(recipe(PHOTOS, **lite, **given)), given
+    assert "loss" not in recipe(PHOTOS, numclasses=150)
+    assert "loss" not in recipe(PHOTOS, numclasses=2)
+    assert not set(COLOURS) & set(recipe(PHOTOS, augment=False))
+    assert not set(COLOURS) & set(recipe(PHOTOS, hue=0.1))
+    assert recipe(PHOTOS, **lite, pretrained="none")["lr"] == 1e-3
+    assert "head_lr_factor" not in recipe(PHOTOS, **lite, lr=0.01)
+    assert recipe(PHOTOS, model_type="nets.py:unet")["lr"] == 1e-3
+    assert recipe(PHOTOS, model_type="nets.py:segformer")["lr"] == 1e-4
 
 
 def test_a_batch_is_not_larger_than_a_short_epoch():
@@ -100,7 +117,8 @@ def test_what_is_given_is_kept():
 
 def test_networks_of_timm_and_large_photos():
     chosen = recipe(PHOTOS, backbone="timm:tf_efficientnet_lite0")
-    assert (chosen["optimizer"], chosen["lr"], chosen["wdecay"]) == ("adamw", 1e-3, 0.01)
+    assert (chosen["optimizer"], chosen["lr"], chosen["wdecay"]) == ("adamw", 3e-4, 0.01)
+    assert chosen["head_lr_factor"] == 10
     for name in ("vit_tiny_patch16_224", "davit_tiny", "nextvit_small", "swin_tiny_patch4_window7_224"):
         assert recipe(PHOTOS, backbone=f"timm:{name}")["lr"] == 1e-4
     large = PHOTOS | {"device": CPU, "sizes": [(3000, 4000)], "large": 700}

@@ -55,7 +55,8 @@ def _choices(summary: Summary) -> dict[str, tuple[Any, str]]:
     if summary.dataset in DENSE:
         pixels = [row.pixels.get(summary.splits[0], 0) for row in summary.classes]
         options["shares"] = [number / max(sum(pixels), 1) for number in pixels]
-    flags = as_dict(Config(dataset=summary.dataset, label_map=summary.flags.get("label_map", "")))
+    classes = max(summary.num_classes, 2)
+    flags = as_dict(Config(dataset=summary.dataset, label_map=summary.flags.get("label_map", ""), numclasses=classes))
     return choose_flags(flags, (), device, num_train, sizes, **options)
 
 
