@@ -62,7 +62,7 @@ WRONG = [
     ("--head_lr_factor 0", "--head_lr_factor 0.0: must be above 0"),
     ("--long_side 1", "--long_side 1: give 16 pixels"),
     ("--long_side 80 --distancemap_s x", "--distancemap_s x with --long_side 80"),
-    ("--loss dicee", f"'dicee' is not known: did you mean dice? Add up {', '.join(LOSSES)}, as in ce+0.5*dice"),
+    ("--loss dicee", f"'dicee' is not known: did you mean dice? Add up {', '.join(LOSSES)} or FILE.py:NAME"),
     ("--loss ce+", "--loss ce+: '' is not known"),
     ("--loss ce+ce", "'ce' is there twice"),
     ("--loss ce+-1*dice", "'-1' is not a factor: give a number above 0, as in 0.5*dice"),
