@@ -127,7 +127,7 @@ def choose_flags(
         repeat = min(math.ceil(epoch / num_images), MAX_REPEAT)
         choose("repeat", repeat, f"{repeat * num_images // batch} steps from one validation to the next")
 
-    # What no flag of yours or of a config decides: such runs keep their results.
+    # Some choices change what a model learns: not where a flag or a config sets the length, so that its results stay.
     chooses_all = chooses_steps and flags["dataset"] in DENSE
 
     # The optimizer. An --lr or --momentum that is set was probably found with SGD.

@@ -66,11 +66,11 @@ class AugmentationFlags:
     quarter_turns: bool = _augment(False, "turn by 0, 90, 180 or 270 degrees (images without a top)")
     transform: str = flag("", "augmentation of your own: FILE.py:NAME or PACKAGE.MODULE:NAME, after the others")
     blur: float = _augment(0.5, "share of the samples with a 5x5 Gaussian blur", ge=0, le=1)
-    brightness: float = _augment(0.0, "multiply values by a random factor from 1 - N to 1 + N; try N = 0.4", ge=0, le=1)
-    contrast: float = _augment(0.0, "scale differences from the mean colour by 1 - N to 1 + N", ge=0, le=1)
-    saturation: float = _augment(0.0, "scale differences from grey by 1 - N to 1 + N (RGB images)", ge=0, le=1)
+    brightness: float = _augment(0.0, "multiply values by a random factor from 1 - N to 1 + N [recipe]", ge=0, le=1)
+    contrast: float = _augment(0.0, "scale differences from the mean colour by 1 - N to 1 + N [recipe]", ge=0, le=1)
+    saturation: float = _augment(0.0, "scale differences from grey by 1 - N to 1 + N (RGB images) [recipe]", ge=0, le=1)
     hue: float = _augment(
-        0.0, "shift hues by up to N of the colour circle, either way (RGB images); try 0.05", ge=0, le=0.5
+        0.0, "shift hues by up to N of the colour circle, either way (RGB images) [recipe]", ge=0, le=0.5
     )
 
 
@@ -213,7 +213,7 @@ class OptimFlags:
     decay_norm_bias: bool = flag(
         True, "--no_decay_norm_bias: no weight decay on norms and biases, nor on a ViT's position embeddings and tokens"
     )
-    head_lr_factor: float = flag(1.0, "multiply the learning rate of the head and LoRM by this", gt=0)
+    head_lr_factor: float = flag(1.0, "multiply the learning rate of the head and LoRM by this [1; recipe]", gt=0)
     clip_grad: float = flag(
         0.0, "clip the gradient to this 2-norm over all parameters; 0: off", ge=0, aliases="max_grad_norm"
     )

@@ -1,8 +1,8 @@
 """Load what the user names as code: FILE.py:NAME, or PACKAGE.MODULE:NAME. Nothing else runs code that a text names."""
 
-import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -55,6 +55,8 @@ def load(flag: str, text: str) -> UserCode:
             ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_") or "nothing"
         )
         raise UserError(f"{flag} {text}: {place} has no {name}; it has {present}")
+    import hashlib  # loads OpenSSL, which --help need not wait for
+
     file = getattr(module, "__file__", None)
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
     return UserCode(getattr(module, name), digest)
@@ -72,7 +74,7 @@ def describe(error: BaseException) -> str:
 def _import_file(path: Path) -> ModuleType:
     """Import a file under a name of its own, so that it cannot replace a module of ours such as utils."""
     path = path.resolve()
-    module_name = f"segtrain_user_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    module_name = f"segtrain_user_{os.fsencode(path).hex()}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     if not path.is_file():
