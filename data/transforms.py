@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from support.errors import UserError
-from support.labels import MEAN_COLOUR
+from support.labels import IGNORE, MEAN_COLOUR
 from support.user_code import describe, load
 
 Maps = Mapping[str, np.ndarray]  # {name: map} of a sample
@@ -201,13 +201,14 @@ class OwnTransform:
     """A transform of training samples, and then a function of the user's code.
 
     The function is called as function(image, labels, rng) and returns (image, labels) of the same shapes and types.
-    image: (H, W, 3) uint8 RGB, a crop. labels: {name: (H, W) uint8}, the label maps of --dataset; 255 = ignore in
-    "label" and "pseudo". rng: a numpy.random.Generator that --seed, the pass over the list and the image's index
-    determine. source: FILE.py:NAME or PACKAGE.MODULE:NAME, imported in each worker.
+    image: (H, W, 3) uint8 RGB, a crop. labels: {name: (H, W) uint8}, the label maps of --dataset; in "label" and
+    "pseudo", values are below num_classes, or 255 = ignore. rng: a numpy.random.Generator that --seed, the pass over
+    the list and the image's index determine. source: FILE.py:NAME or PACKAGE.MODULE:NAME, imported in each worker.
     """
 
     first: TrainTransform | CentreCrop
     source: str
+    num_classes: int
 
     @property
     def crop_size(self) -> int:
@@ -223,20 +224,26 @@ class OwnTransform:
         Raises UserError if the function fails or returns something else.
         """
         warped = dict(self.first(maps, rng, out))
-        image, labels = warped["image"], {name: values for name, values in warped.items() if name != "image"}
+        labels = {name: values for name, values in warped.items() if name != "image"}
         try:
-            image, labels = load_transform(self.source)(image, labels, rng)
-            changed = {"image": image, **labels}
+            result = load_transform(self.source)(warped["image"], labels, rng)
         except UserError:
             raise
         except Exception as error:  # of any class: it is the user's code
             raise UserError(f"--transform {self.source}: {describe(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            raise UserError(f"--transform {self.source}: returned a {type(result).__name__}: return (image, labels)")
+        changed = {"image": result[0], **result[1]}
         for name, values in warped.items():
             got = changed.get(name)
             if not isinstance(got, np.ndarray) or (got.shape, got.dtype) != (values.shape, values.dtype):
                 kind = f"{got.dtype} of shape {got.shape}" if isinstance(got, np.ndarray) else type(got).__name__
                 expected = f"{values.dtype} of shape {values.shape}"
                 raise UserError(f"--transform {self.source}: its {name} is {kind}: it must be {expected}")
+            if name in ("label", "pseudo") and cv2.countNonZero(cv2.inRange(got, self.num_classes, IGNORE - 1)):
+                wrong = got[(got >= self.num_classes) & (got != IGNORE)].flat[0]
+                problem = f"its {name} has the value {wrong}: classes are 0..{self.num_classes - 1}"
+                raise UserError(f"--transform {self.source}: {problem}")
             if got is not values:
                 np.copyto(values, got)  # `out` is the batch's own memory
         return warped

@@ -296,6 +296,11 @@ def _name(word: object) -> str:
     return str(word).replace("-", "_")
 
 
-def _literal(value: Any) -> str:
-    """Return a value of YAML, all of whose scalars are text, as one word."""
-    return f"[{','.join(map(_literal, value))}]" if isinstance(value, list) else str(value)
+def _literal(value: Any, *, is_inside: bool = False) -> str:
+    """Return a value of YAML, all of whose scalars are text, as a Python literal; text outside of lists as it is."""
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(item, is_inside=True) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_literal(item, is_inside=True)}' for key, item in value.items())}}}"
+    is_number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|True|False|None", str(value))
+    return repr(str(value)) if is_inside and not is_number else str(value)

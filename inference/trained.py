@@ -114,7 +114,8 @@ class TrainedModel:
             saved = {name: value for name, value in saved.items() if name not in LAYOUT}
         own_code.check_named({"model_type": saved.get("model_type", "")}, overrides, f"--checkpoint {path}")
         named, digest = overrides.get("model_type", ""), self.file.texts.get("model_type", "")
-        if is_code(named) and digest and load_code("--model_type", named).digest != digest:
+        is_same = is_code(named) and named == saved.get("model_type") and digest
+        if is_same and load_code("--model_type", named).digest != digest:
             log.warning(f"--model_type {named}: its file has changed since {path} was written")
         texts = {name: text for name, text in self.file.texts.items() if name in saved and name not in overrides}
         self.cfg = Config(**saved | overrides, texts=texts)
@@ -165,6 +166,7 @@ class TrainedModel:
             released = released_type(state_dict)
             differs = released and released.removesuffix("_lorm") != cfg.model_type.removesuffix("_lorm")
             backbone = f"--layers {cfg.layers}" if cfg.backbone == models.RESNET else f"--backbone {cfg.backbone}"
+            backbone = f"--model_args {' '.join(cfg.model_args)}" if is_code(cfg.model_type) else backbone
             raise UserError(
                 f"--checkpoint {self.path}: {len(missing)} weights of a {cfg.model_type} with {backbone} "
                 f"and --numclasses {cfg.numclasses} are missing or have other shapes or types, such as {missing[0]}"

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -52,6 +53,8 @@ def load_loss(source: str) -> Any:
             loss = loss()
         except Exception as error:  # of any class: it is the user's code
             raise UserError(f"--loss {source}: building it failed: {describe(error)}") from error
+    if isinstance(loss, torch.nn.Module) and any(True for _ in loss.parameters()):
+        raise UserError(f"--loss {source}: has parameters, which no optimizer trains")
     if missing := [name for name in ("count", "sum") if not callable(getattr(loss, name, None))]:
         raise UserError(
             f"--loss {source}: has no method {missing[0]}(): it needs count(labels) and sum(logits, labels)"
@@ -64,8 +67,12 @@ def count_losses(labels: Tensor, sources: Mapping[str, str]) -> dict[str, float]
 
     sources: {name of a term: source}. Raises UserError if a count is no number of at least 0.
     """
-    counts = {source: float(load_loss(source).count(labels)) for source in sources.values()}
-    for source, count in counts.items():
+    counts: dict[str, float] = {}
+    for source in sources.values():
+        try:
+            count = counts[source] = float(load_loss(source).count(labels))
+        except Exception as error:  # of any class: it is the user's code
+            raise UserError(f"--loss {source}: count() returned no number: {describe(error)}") from error
         if not 0 <= count < math.inf:
             raise UserError(f"--loss {source}: count() returned {count}: it must be a number of at least 0")
     return counts

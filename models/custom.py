@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,10 @@ from support import shell
 from support.errors import UserError
 from support.user_code import SMP, describe, load
 
+log = logging.getLogger("segtrain")
+
+WEIGHT_TYPES = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
+WEIGHT_TYPES |= {torch.int64, torch.int32, torch.uint8, torch.bool}  # of buffers
 PROBE = (97, 113)  # (height, width) of the image that tells what a network can do
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64)  # of which a network may need image sides, as most U-Nets do
 
@@ -46,24 +51,50 @@ class CustomNetwork(Backbone):
         self.source = source
         build: Callable = _smp(source, encoder) if source.startswith(SMP) else load("--model_type", source).value
         self.net = self._build(build, num_classes, read_arguments(arguments))
-        self.mean = tuple(getattr(self.net, "image_mean", IMAGENET_MEAN))
-        self.std = tuple(getattr(self.net, "image_std", IMAGENET_STD))
+        self.mean = self._colours("image_mean", IMAGENET_MEAN)
+        self.std = self._colours("image_std", IMAGENET_STD)
         use_our_layers(self.net)
         self.multiple, size = self._probe(num_classes)
         self.channels, self.strides = (num_classes,), (max(1, 2 ** round(math.log2(PROBE[1] / size))),)
 
     def _build(self, build: Callable, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+        if not callable(build) or isinstance(build, nn.Module):
+            raise UserError(f"--model_type {self.source}: is a {type(build).__name__}: name a class or a function")
+        given = ", ".join(["num_classes", *arguments])
         try:
             net = build(num_classes=num_classes, **arguments)
         except UserError:
             raise
         except Exception as error:  # of any class: it is the user's code
-            raise UserError(f"--model_type {self.source}: building it failed: {describe(error)}") from error
+            problem = f"building it with {given} failed: {describe(error)}"
+            raise UserError(f"--model_type {self.source}: {problem}") from error
         if not isinstance(net, nn.Module):
             raise UserError(f"--model_type {self.source}: returned a {type(net).__name__}, not a torch.nn.Module")
-        if any(parameter.dim() > 4 for parameter in net.parameters()):
-            raise UserError(f"--model_type {self.source}: has 3-D convolutions, which cannot be channels-last")
+        tensors = [*net.parameters(), *net.buffers()]
+        problems = {
+            "has lazy layers: give them their sizes": any(map(is_lazy, tensors)),
+            "has no parameters to train": not any(True for _ in net.parameters()),
+        }
+        if not any(problems.values()):
+            kinds = ", ".join(sorted({str(value.dtype) for value in tensors} - {str(kind) for kind in WEIGHT_TYPES}))
+            problems |= {
+                "has 3-D convolutions, which cannot be channels-last": any(value.dim() > 4 for value in tensors),
+                f"has weights of {kinds}, which checkpoints do not hold": bool(kinds),
+            }
+        for problem in (problem for problem, is_so in problems.items() if is_so):
+            raise UserError(f"--model_type {self.source}: {problem}")
         return net
+
+    def _colours(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """Return the network's image_mean or image_std. Raises UserError unless it is three numbers of 0 to 1."""
+        values = tuple(map(float, getattr(self.net, name, default)))
+        if (
+            len(values) != 3
+            or not all(0 <= value <= 1 for value in values)
+            or (name == "image_std" and not all(values))
+        ):
+            raise UserError(f"--model_type {self.source}: its {name} is {values}: it must be three numbers of 0 to 1")
+        return values
 
     @torch.no_grad()
     def _probe(self, num_classes: int) -> tuple[int, int]:
@@ -84,6 +115,8 @@ class CustomNetwork(Backbone):
                     f"--model_type {self.source}: for images (2, 3, H, W) it returns {got}: return logits "
                     f"(2, {num_classes}, h, w), or a dict with them as 'out' or 'logits'"
                 )
+            if not logits.is_floating_point() or not logits.isfinite().all():
+                raise UserError(f"--model_type {self.source}: its logits of a grey image are not finite real numbers")
             return multiple, cut_padding(logits, images, padded).shape[3]
         raise UserError(f"--model_type {self.source}: its forward pass fails: {problem}")
 
@@ -111,10 +144,22 @@ class CustomNetwork(Backbone):
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             logits = logits_in(net(pad_to_multiple(torch.zeros(2, 3, *PROBE), self.multiple)))
             assert logits is not None
+            if not logits.requires_grad:
+                raise UserError(f"--model_type {self.source}: its logits have no gradient: they are detached")
             logits.sum().backward()
-        for parameter, copied in zip(self.net.parameters(), net.parameters(), strict=True):
-            if copied.grad is None:
+        unused = [name for name, parameter in net.named_parameters() if parameter.grad is None]
+        for name, parameter in self.net.named_parameters():
+            if name in unused:
                 parameter.requires_grad_(False)
+        if unused:
+            log.info(
+                f"frozen, because the logits do not depend on them: {', '.join(unused[:4])}{' ...' * (len(unused) > 4)}"
+            )
+
+
+def is_lazy(value: Tensor) -> bool:
+    """Return whether a parameter or buffer of a lazy layer has no shape yet."""
+    return isinstance(value, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer)
 
 
 def in_own_network(name: str) -> str:

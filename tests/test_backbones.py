@@ -50,7 +50,7 @@ def test_padding_that_no_position_needs_is_cut_off():
 
 def test_network_whose_norms_come_before_is_not_folded(monkeypatch):
     """A norm that is registered after the convolution but computed before it: folding would change the result."""
-    fold._folds_exactly.cache_clear()
+    fold._timm_folds_exactly.cache_clear()
 
     class NormFirst(TimmBackbone):
         def __init__(self, name, **options):
@@ -64,10 +64,10 @@ def test_network_whose_norms_come_before_is_not_folded(monkeypatch):
 
     monkeypatch.setattr(fold, "TimmBackbone", NormFirst)
     with torch.no_grad():
-        assert not fold._folds_exactly("norm_first", 0)
+        assert not fold._timm_folds_exactly("norm_first", 0)
         monkeypatch.undo()
-        fold._folds_exactly.cache_clear()
-        assert fold._folds_exactly("test_resnet", 0)
+        fold._timm_folds_exactly.cache_clear()
+        assert fold._timm_folds_exactly("test_resnet", 0)
 
 
 @pytest.mark.parametrize("name", ["efficientvit_m0", "tiny_vit_5m_224"])

@@ -18,7 +18,9 @@ from support.errors import UserError
 
 CODE = """
 import numpy as np
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 class CrossEntropy:
     def count(self, labels):
@@ -43,6 +45,15 @@ class Negative(CrossEntropy):
     def count(self, labels):
         return -1
 
+class Words(CrossEntropy):
+    def count(self, labels):
+        return "many"
+
+class Trained(CrossEntropy, nn.Module):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.weight = nn.Parameter(torch.zeros(1))
+
 focal = Focal()
 
 def cut_out(image, labels, rng):
@@ -56,6 +67,13 @@ def wrong_type(image, labels, rng):
 
 def drops(image, labels, rng):
     return image, {}
+
+def nothing(image, labels, rng):
+    return None
+
+def other_class(image, labels, rng):
+    labels["label"][0, 0] = 5
+    return image, labels
 
 def fails(image, labels, rng):
     return image[0].no_such_thing, labels
@@ -111,13 +129,15 @@ def test_a_transform_is_drawn_from_seed_pass_and_index_in_any_process(demo_root,
         ("wrong_type", r"its image is float64 of shape \(9, 9, 3\): it must be uint8 of shape \(9, 9, 3\)"),
         ("drops", r"its label is NoneType: it must be uint8 of shape \(9, 9\)"),
         ("fails", r"AttributeError: .*no_such_thing.*mine\.py line \d+"),
+        ("nothing", r"returned a NoneType: return \(image, labels\)"),
+        ("other_class", r"its label has the value 5: classes are 0\.\.4"),
         ("absent", "has no absent"),
     ],
 )
 def test_a_transform_that_returns_something_else_is_named(code, name, message):
     maps = {"image": np.zeros((12, 12, 3), np.uint8), "label": np.zeros((12, 12), np.uint8)}
     with pytest.raises(UserError, match=message):
-        OwnTransform(CentreCrop(9), f"{code}:{name}")(maps, np.random.default_rng(0))
+        OwnTransform(CentreCrop(9), f"{code}:{name}", 5)(maps, np.random.default_rng(0))
 
 
 def test_losses_that_cannot_be_used_are_named(demo_root, tmp_path, code):
@@ -126,6 +146,8 @@ def test_losses_that_cannot_be_used_are_named(demo_root, tmp_path, code):
     for name, message in (
         ("Matrix", "Matrix: sum() returned a tensor of shape (2, 5, 33, 33)"),
         ("Negative", "Negative: count() returned -1.0"),
+        ("Words", "Words: count() returned no number: ValueError: could not convert string to float: 'many'"),
+        ("Trained", "Trained: has parameters, which no optimizer trains"),
     ):
         with refused(message):
             train.main(flags(dataset_path=demo_root, logdir=tmp_path, name=name, **DENSE, loss=f"{code}:{name}"))
@@ -183,3 +205,18 @@ def test_examples_of_networks(demo_root, tmp_path):
     pytest.importorskip("transformers")
     model = models.build(f"{EXAMPLES / 'networks.py'}:segformer", num_classes=5, model_args=["pretrained=False"])
     assert model.backbone.strides == (4,)
+
+
+def test_each_file_gets_the_modules_beside_it(tmp_path):
+    """Two folders have a helper.py each; a module of ours is not replaced."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper.py").write_text(f"VALUE = {name!r}\n")
+        (tmp_path / name / "utils.py").write_text("raise AssertionError\n")
+        (tmp_path / name / "same.py").write_text(
+            "import utils\nfrom helper import VALUE\n\ndef value(): return VALUE\n"
+        )
+    import support.user_code as user_code
+
+    loaded = [user_code.load("--loss", f"{tmp_path / name / 'same.py'}:value").value for name in ("a", "b", "a")]
+    assert [function() for function in loaded] == ["a", "b", "a"]

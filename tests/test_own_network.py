@@ -76,7 +76,27 @@ def words(num_classes):
     return "no module"
 
 def flat(num_classes):
-    return nn.Flatten()
+    return nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten())
+
+class Odd(nn.Conv2d):
+    def __init__(self, num_classes, mean=None, dtype=None, gives=None):
+        super().__init__(3, num_classes, 1, dtype=dtype and getattr(torch, dtype))
+        self.image_mean, self.gives = mean or [0.5, 0.5, 0.5], gives
+
+    def forward(self, x):
+        return super().forward(x) * float(self.gives or 1)
+
+def lazy(num_classes):
+    return nn.LazyConv2d(num_classes, 1)
+
+def empty(num_classes):
+    return nn.Identity()
+
+def positional(classes):
+    return nn.Conv2d(3, classes, 1)
+
+number = 3
+built = nn.Conv2d(3, 5, 1)
 
 def other_size(num_classes):
     return nn.Conv2d(3, num_classes + 1, 1)
@@ -208,7 +228,15 @@ def test_what_a_network_is_found_to_be(nets):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("broken", r"building it failed: ZeroDivisionError: division by zero \(.*my_nets\.py line \d+\)"),
+        ("lazy", "has lazy layers: give them their sizes"),
+        ("empty", "has no parameters to train"),
+        ("positional", r"building it with num_classes failed: TypeError: .*unexpected keyword argument 'num_classes'$"),
+        ("number", "is a int: name a class or a function"),
+        ("built", "is a Conv2d: name a class or a function"),
+        (
+            "broken",
+            r"building it with num_classes failed: ZeroDivisionError: division by zero \(.*my_nets\.py line \d+\)",
+        ),
         ("words", "returned a str, not a torch.nn.Module"),
         ("flat", r"returns a tensor of shape \(2, 32883\): return logits \(2, 5, h, w\)"),
         ("other_size", r"returns a tensor of shape \(2, 6, 97, 113\): return logits \(2, 5, h, w\)"),
@@ -218,6 +246,20 @@ def test_what_a_network_is_found_to_be(nets):
 def test_code_that_is_no_network_is_named_in_one_line(nets, name, message):
     with pytest.raises(UserError, match=rf"^--model_type .*my_nets\.py:{name}:? .*{message}"):
         models.build(f"{nets}:{name}", num_classes=5)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("mean=[123, 116, 103]", r"its image_mean is \(123\.0, .*\): it must be three numbers of 0 to 1"),
+        ("dtype=complex64", r"has weights of torch\.complex64, which checkpoints do not hold"),
+        ("gives=nan", "its logits of a grey image are not finite real numbers"),
+        ("other=1", r"building it with num_classes, other failed: TypeError: .*'other'"),
+    ],
+)
+def test_odd_networks_are_named_before_the_first_step(nets, argument, message):
+    with pytest.raises(UserError, match=message):
+        models.build(f"{nets}:Odd", num_classes=5, model_args=[argument])
 
 
 @pytest.mark.parametrize(
@@ -257,9 +299,11 @@ def test_arguments_from_words_and_from_a_section_of_yaml(tmp_path, demo_root):
     file = tmp_path / "c.yaml"
     file.write_text(
         f"dataset_path: {demo_root}\nmodel_type: a.b:Net\n"
-        "model_args:\n  width: 3\n  rates: [1, 2]\n  name: a b\n  bias: false\n  weights: None\n"
+        "model_args:\n  width: 3\n  rates: [1, 2]\n  more: {a: 1, b: [x, 2.5]}\n"
+        "  name: a b\n  bias: false\n  weights: None\n"
     )
-    assert read_arguments(parse_flags(["--config", str(file)]).model_args) == expected
+    found = read_arguments(parse_flags(["--config", str(file)]).model_args)
+    assert found == expected | {"more": {"a": 1, "b": ["x", 2.5]}}
 
 
 class Output:

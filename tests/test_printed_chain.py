@@ -51,7 +51,7 @@ def follow(root: Path, capsys, *flags: str) -> list[str]:
     [
         (COLOURS[label(0, 1, 2)], "labels/{}_mask.png", ["tools.convert", "tools.split"]),
         (label(0, 1, 2), "annotations/{}_gt.png", ["tools.split"]),
-        (label(0, 255), "masks/{}.png", ["tools.check", "tools.split"]),
+        (label(0, 255), "masks/{}.png", ["tools.split"]),
     ],
 )
 def test_masks_of_any_kind_without_a_split(tmp_path, capsys, monkeypatch, mask, name, expected):

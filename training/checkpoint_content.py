@@ -14,6 +14,7 @@ from data.label_map import read_label_map
 from flags import FLAGS, Config
 from flags.conflicts import check_backbone
 from flags.declare import Flag
+from models.custom import WEIGHT_TYPES
 from models.pretrained import weights_in
 from support.errors import UserError
 from support.labels import single_object
@@ -23,8 +24,6 @@ FORMAT = 3  # of a Checkpoint
 
 MOST = 2**20  # entries of a list
 MOST_WORDS = 100  # of a flag that is a list of any length
-DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
-DTYPES |= {torch.int64, torch.int32, torch.uint8, torch.bool}  # of buffers
 OTHERS = "other entries"  # key in a dict of kinds: the kind of all entries that it does not list
 
 COUNT, FINITE, TEXT = Flag(0, "", ge=0, le=2**53, kind=int), Flag(0.0, "", kind=float), Flag("", "")
@@ -157,7 +156,7 @@ def _convert(flag: Flag, value: Any, where: str) -> Any:
 def _check_tensor(value: Any, where: str) -> None:
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu":
         raise UserError(f"{where}: must be a dense tensor")
-    if value.dtype not in DTYPES:
+    if value.dtype not in WEIGHT_TYPES:
         raise UserError(f"{where}: has the type {value.dtype}, which weights cannot have: float32 is usual")
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():
         raise UserError(f"{where}: its shape {tuple(value.shape)} needs more values than the file has")

@@ -75,7 +75,7 @@ def get_transform(cfg: Config) -> TrainTransform | CentreCrop | OwnTransform:
     if not cfg.transform:
         return transform
     load_transform(cfg.transform)
-    return OwnTransform(transform, cfg.transform)
+    return OwnTransform(transform, cfg.transform, cfg.numclasses)
 
 
 def _train_transform(cfg: Config) -> TrainTransform:
