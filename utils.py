@@ -85,9 +85,10 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
     derive: dict[str, tuple[str, Callable]] = {}
     if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
         derive["points"] = "label", find_points
-    if sources := own_losses(cfg.loss):
+    weights = loss_weights(cfg)
+    if sources := {name: source for name, source in own_losses(cfg.loss).items() if name in weights}:
         derive["own_counts"] = "label", partial(count_losses, sources=sources)
-    if "lorm" in loss_weights(cfg):
+    if "lorm" in weights:
         with torch.device("meta"):  # only the size of the features is needed, so no weights are allocated
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)

@@ -71,7 +71,7 @@ def pad_to_multiple(images: Tensor, multiple: int) -> Tensor:
 
 
 def cut_padding(x: Tensor, images: Tensor, padded: Tensor) -> Tensor:
-    """Return a map (B, C, h, w) of padded images without the positions that lie in the padding alone."""
+    """Cut a map (B, C, h, w) of padded images at the bottom and right, to the part that shows the images."""
     if padded is images:
         return x
     # Keep ceil(length * part / whole).

@@ -163,6 +163,15 @@ def test_losses_that_cannot_be_used_are_named(demo_root, tmp_path, code):
         parse_flags(flags(dataset_path=demo_root, logdir=tmp_path, **DENSE, transform="blur"))
 
 
+def test_a_loss_without_labels_is_not_counted(demo_root, tmp_path, code):
+    """A file's --loss may stand beside a --dataset that has pseudo-labels only."""
+    file = tmp_path / "c.yaml"
+    file.write_text(f"loss: ce+{code}:focal\n")
+    words = flags(dataset_path=demo_root, logdir=".", config=file, dataset="PseudoOnly")
+    batch = next(iter(utils.get_loader(parse_flags(words), "train", ALONE)))
+    assert batch.own_counts == {}
+
+
 def test_code_of_a_file_must_be_named_by_the_user():
     saved = {"model_type": "res50_ASPP", "loss": "ce+2*a.py:focal", "transform": "b.c:cut"}
     assert own_code.sources(saved) == {"transform": ["b.c:cut"], "loss": ["a.py:focal"]}
