@@ -22,13 +22,13 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from data.images import read_image
+from data.images.reader import ImageReader
 from data.images.resize import shrink
 from data.overlays import to_hex
 from distributed.device import find_device
 from inference.exporting.check import compare_file
 from inference.exporting.graph import MIN_SIZE, WholeImage, trace
-from inference.exporting.onnx import FORMAT, LONG_SIDE, OnnxModel, check_onnx, write_onnx
+from inference.exporting.onnx import FORMAT, LONG_SIDE, READING, OnnxModel, check_onnx, write_onnx
 from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
 from support.files import NO_FOLDER, check_file, remove_scratch, writing
@@ -86,7 +86,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
         log.info(f"writing {path}")
         version, size = write_onnx(traced, scratch, metadata, flags.opset), scratch.stat().st_size / 2**20
         log.info(f"comparing with PyTorch on random images and {len(images)} real ones")
-        batches = load_images(images, trained.cfg.long_side, device)
+        batches = load_images(images, ImageReader(**trained.cfg.reading), trained.cfg.long_side, device)
         large = (batch for batch in batches if min(batch.shape[1:3]) >= max(MIN_SIZE, graph.min_size))
         checked = compare_file(model, OnnxModel(scratch, device).run, outputs, large)
     log.info(checked)
@@ -114,6 +114,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
         "model_type": cfg.model_type,
         "layers": cfg.layers,
         LONG_SIDE: cfg.long_side,
+        READING: cfg.reading,
         "min_size": min_size,
     }
     return {key: json.dumps(value) for key, value in values.items()}
@@ -129,7 +130,7 @@ def find_images(trained: TrainedModel) -> list[Path]:
     return [item["image"] for item in files[:NUM_IMAGES]]
 
 
-def load_images(files: list[Path], long_side: int, device: torch.device) -> Iterator[Tensor]:
+def load_images(files: list[Path], reader: ImageReader, long_side: int, device: torch.device) -> Iterator[Tensor]:
     """Yield batches (B, H, W, 3) uint8 on `device`: random images, then each image file as a batch of one.
 
     A file's image is shrunk to `long_side`, as the model gets it; 0: it is not.
@@ -139,7 +140,7 @@ def load_images(files: list[Path], long_side: int, device: torch.device) -> Iter
         for batch in RANDOM_BATCHES:
             yield torch.randint(0, 256, (batch, *size, 3), dtype=torch.uint8, generator=generator).to(device)
     for file in progress_bar(files, total=len(files), title="real images", unit="image", enabled=bool(files)):
-        image = read_image(file)
+        image = reader.read(file)
         yield torch.from_numpy(shrink({"image": image}, long_side)["image"])[None].to(device)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from data.classes import Classes, read_classes
-from data.images import Header, read_header, several_frames
+from data.images import Header, several_frames
 from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
@@ -125,7 +125,7 @@ def predict(
     """
     bar = partial(progress_bar, enabled=group.is_main)
     own = len(range(group.rank, len(inputs), group.world_size))
-    read = partial(attempt, read_header)
+    read = partial(attempt, model.reader.header)
     found = group.share_work(read, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
     headers = dict(zip(inputs, found, strict=True))
     good = {name: header for name, header in headers.items() if isinstance(header, Header)}
@@ -138,7 +138,8 @@ def predict(
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
     files = [(name, inputs[name]) for name in names]
-    loader = make_loader(Loader, files, flags, group, batch_sampler=batches, collate_fn=read_inputs)
+    read_batch = partial(read_inputs, reader=model.reader)
+    loader = make_loader(Loader, files, flags, group, batch_sampler=batches, collate_fn=read_batch)
     failures: list[UserError] = []
 
     def write(batch: list[tuple[str, np.ndarray | UserError]], step: Step) -> None:

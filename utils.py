@@ -40,7 +40,7 @@ from support.labels import MAPS
 from support.progress import progress_bar
 from training.average import WeightAverage
 from training.checkpoint_content import Checkpoint
-from training.data import computed_maps, find_masks, find_training_files, get_label_map, get_transform, make_loader
+from training.data import computed_maps, find_masks, find_training_files, get_transform, make_loader, reading
 from training.optimizers import make_optimizer, parameter_groups
 from training.schedule import Schedule
 from training.state import TrainState
@@ -93,7 +93,7 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
         derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
-    options: dict = {"computed_maps": computed_maps(cfg), "derived_fields": derive, "label_map": get_label_map(cfg)}
+    options: dict = {"computed_maps": computed_maps(cfg), "derived_fields": derive, **reading(cfg)}
     dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), seed=cfg.seed, **options)
     sampler = TrainSampler(
         len(dataset),
@@ -115,7 +115,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None =
     other than the training list has a name twice.
     """
     files = files or find_masks(cfg, split)
-    dataset = EvalSet(files, cfg.numclasses, label_map=get_label_map(cfg))
+    dataset = EvalSet(files, cfg.numclasses, **reading(cfg))
     name, number = Counter(dataset.names).most_common(1)[0]
     if number > 1 and split != cfg.train_split:
         raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")

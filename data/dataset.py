@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from data.histogram import count_batch
-from data.images import image_size, read_distance, read_image, read_label
+from data.images import read_distance, read_label
+from data.images.reader import ImageReader
 from data.images.resize import shrink
 from data.label_map import LabelMap
 from data.layout import Split
@@ -23,14 +24,21 @@ class SegmentationDataset(Dataset):
     """The files of a split, which read() reads and checks. TrainSet and EvalSet make samples and batches of them.
 
     split: split.folders is {"image": folder, and any of "label", "pseudo", "distance_s", "distance_c": folder}.
-    label_map: applied to the values of all label files; None takes them as class numbers.
+    label_map: applied to the values of all label files; None takes them as class numbers. reader: reads the images.
 
     A sample is a dict: "image" (H, W, 3) uint8 RGB, every other map (H, W) uint8. Creating the data set raises
     UserError for a missing file, and reading a sample raises UserError for an invalid one.
     """
 
-    def __init__(self, split: Split, num_classes: int, *, label_map: LabelMap | None = None):
-        self.num_classes, self.label_map = num_classes, label_map
+    def __init__(
+        self,
+        split: Split,
+        num_classes: int,
+        *,
+        label_map: LabelMap | None = None,
+        reader: ImageReader = ImageReader(),  # noqa: B008
+    ):
+        self.num_classes, self.label_map, self.reader = num_classes, label_map, reader
         self.folders, self.has_list = split.folders, split.listed is not None
         self.names, self.files = split.pairs
 
@@ -39,7 +47,7 @@ class SegmentationDataset(Dataset):
 
     def image_size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of an image in pixels. Raises UserError if its file cannot be read."""
-        return image_size(self.files[index]["image"])
+        return self.reader.header(self.files[index]["image"]).size
 
     @property
     def listing(self) -> list[str]:
@@ -56,11 +64,11 @@ class SegmentationDataset(Dataset):
     def read(self, index: int, long_side: int = 0) -> dict[str, np.ndarray]:
         """Return the maps that a sample has files of, at the image's own size. Raises UserError for an invalid file.
 
-        long_side: the image alone may be shrunk to this longer side, as in read_image(); 0: it is not.
+        long_side: the image alone may be shrunk to this longer side, as by ImageReader.read(); 0: it is not.
         """
         files = self.files[index]
-        maps = {"image": read_image(files["image"], long_side)}
-        height, width = image_size(files["image"]) if long_side else maps["image"].shape[:2]
+        maps = {"image": self.reader.read(files["image"], long_side)}
+        height, width = self.image_size(index) if long_side else maps["image"].shape[:2]
         for name, path in files.items():
             if name == "image":
                 continue
@@ -93,8 +101,9 @@ class TrainSet(SegmentationDataset):
         derived_fields: Mapping[str, tuple[str, Callable[[Tensor], Any]]] | None = None,
         seed: int = 0,
         label_map: LabelMap | None = None,
+        reader: ImageReader = ImageReader(),  # noqa: B008
     ):
-        super().__init__(split, num_classes, label_map=label_map)
+        super().__init__(split, num_classes, label_map=label_map, reader=reader)
         self.transform, self.seed = transform, seed
         self.computed_maps, self.derived_fields = computed_maps or {}, derived_fields or {}
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 from data.histogram import value_histogram
-from data.images import read_header, read_label, several_frames
+from data.images import read_label, several_frames
+from data.images.reader import ImageReader
 from data.label_map import LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
@@ -35,6 +36,7 @@ def check_sample(
     command: str,
     mapper: Callable[..., Iterable] = map,
     label_map: LabelMap | None = None,
+    reader: ImageReader = ImageReader(),  # noqa: B008
 ) -> None:
     """Read a sample of the labels, or all if the sample lacks classes; log a warning if one seems to be missing.
 
@@ -42,8 +44,8 @@ def check_sample(
 
     train, val: {map: path} per image. num_classes: the value of --numclasses. command: the data check's command, quoted
     in messages. mapper: works like map(), and may share the work between processes. label_map: applied to the files'
-    values. Raises UserError if a label is invalid, or if no training or no validation label has a class. Also raises it
-    if all training labels contain only 0 and 255.
+    values. reader: reads the images. Raises UserError if a label is invalid, or if no training or no validation label
+    has a class. Also raises it if all training labels contain only 0 and 255.
     """
     facts: dict[Path, tuple[list[int], bool]] = {}  # {label: (its values, whether it is_smoothed())}
 
@@ -58,7 +60,7 @@ def check_sample(
         return [facts[path][0] for path in paths]
 
     images = [files["image"] for files in [*spread(train), *spread(val)] if "image" in files]
-    frames = mapper(lambda path: read_header(path).frames, images)
+    frames = mapper(lambda path: reader.header(path).frames, images)
     if line := several_frames(dict(zip(images, frames, strict=True))):
         log.warning(line)
     if all(set().union(*read_values(files)) == {IGNORE} for files in (spread(val), val)):

@@ -130,6 +130,11 @@ def as_words(values: dict[str, Any]) -> list[str]:
     return words
 
 
+def describe(choices: dict[str, tuple[Any, str]]) -> str:
+    """Return {flag: (value, reason)} as a text: "--crop_size 81 (shows the whole image), ..."."""
+    return ", ".join(f"{' '.join(as_words({name: value}))} ({reason})" for name, (value, reason) in choices.items())
+
+
 def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Return those of {flag of train.py: value} that are not the default."""
     return {name: value for name, value in values.items() if value != FLAGS[name].default}

@@ -98,12 +98,15 @@ def check_backbone(cfg: Config) -> None:
 
 
 def _check_numbers(cfg: Config) -> None:
-    """Raise UserError if --scale or --betas has no two numbers, or if distances do not fit --long_side."""
+    """Raise UserError if --scale, --betas or --stretch has no two numbers, or if distances do not fit --long_side."""
     if len(cfg.scale) != 2 or cfg.scale[0] > cfg.scale[1]:
         given = " ".join(f"{value:g}" for value in cfg.scale)
         raise UserError(f"--scale {given}: give the least and the largest factor, such as --scale 0.5 2")
     if len(cfg.betas) != 2:
         raise UserError("--betas: give two numbers, such as --betas 0.9 0.999")
+    if cfg.stretch and (len(cfg.stretch) != 2 or cfg.stretch[0] >= cfg.stretch[1]):
+        given = " ".join(f"{value:g}" for value in cfg.stretch)
+        raise UserError(f"--stretch {given}: give a low and a higher percentile, such as --stretch 2 98")
     for name in ("distancemap_s", "distancemap_c"):
         if getattr(cfg, name) and cfg.long_side:
             raise UserError(

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from flags.declare import flag
 from flags.reader import FlagReader
-from flags.shared import CheckpointFlags, DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
+from flags.shared import CheckpointFlags, DataFlags, ImageFlags, InferenceFlags, LaunchFlags, ModelFlags
 from flags.training import Config
 from support.shell import document
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
+class EvaluateFlags(InferenceFlags, DataFlags, ImageFlags, ModelFlags, LaunchFlags):
     """Evaluation."""
 
     split: str = flag("", "list of images to score, such as train or test [--val_split]")
@@ -19,7 +19,7 @@ class EvaluateFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlag
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
+class PredictFlags(InferenceFlags, ImageFlags, ModelFlags, LaunchFlags):
     """Input and output."""
 
     model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint")
@@ -34,7 +34,7 @@ class PredictFlags(InferenceFlags, SizeFlags, ModelFlags, LaunchFlags):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class PseudoFlags(InferenceFlags, DataFlags, SizeFlags, ModelFlags, LaunchFlags):
+class PseudoFlags(InferenceFlags, DataFlags, ImageFlags, ModelFlags, LaunchFlags):
     """Pseudo-labels."""
 
     train_path: str = flag("", "folder of the scribbles [the checkpoint's, or pascal_2012_scribble]", per_rank=True)

@@ -51,9 +51,20 @@ class DataFlags:
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class SizeFlags:
-    """Image size."""
+class ImageFlags:
+    """Images."""
 
+    bands: tuple[int, ...] = flag(
+        (),
+        "bands of image files for red, green and blue, counted from 1; or one for all three [1 2 3; train.py: found]",
+        ge=1,
+        le=65536,
+    )
+    value_range: tuple[float, ...] = flag(
+        (),
+        "LOW HIGH, the values that become 0 and 255, or three such pairs, one a band [8-bit values; train.py: "
+        "--stretch]",
+    )
     long_side: int = flag(
         0,
         "resize images to this longer side, at least 16 pixels, at scale 1; 0: keep their size [0; train.py: recipe]",
@@ -78,11 +89,23 @@ class SizeFlags:
         for name, no_limit in (("long_side", "keep the images' size"), ("window", "predict whole images")):
             if 0 < (pixels := getattr(self, name)) < 16:
                 raise UserError(f"--{name} {pixels}: give 16 pixels or more, or 0 to {no_limit}")
+        if len(self.bands) not in (0, 1, 3):
+            raise UserError(f"--bands {' '.join(map(str, self.bands))}: give one band or three, such as --bands 4 3 2")
+        limits = self.value_range
+        pairs = zip(limits[::2], limits[1::2], strict=False)
+        if len(limits) not in (0, 2, 6) or any(low >= high for low, high in pairs):
+            given = " ".join(f"{value:g}" for value in limits)
+            raise UserError(f"--value_range {given}: give LOW and a larger HIGH, or three such pairs, one a band")
 
     @property
     def sizes(self) -> dict[str, Any]:
         """Return the keyword arguments of inference.predictor.Predictor that these flags set."""
         return {"long_side": self.long_side, "window": self.window, "stride_rate": self.stride_rate}
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return the keyword arguments of data.images.reader.ImageReader that these flags set."""
+        return {"bands": self.bands, "value_range": self.value_range}
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flags.declare import flag
 from flags.loss_weights import LOSSES
-from flags.shared import MODEL_TYPES, DataFlags, LaunchFlags, ModelFlags, SizeFlags
+from flags.shared import MODEL_TYPES, DataFlags, ImageFlags, LaunchFlags, ModelFlags
 from support.labels import MAPS
 
 
@@ -28,7 +28,7 @@ SGD, ADAMW = ((f"--optimizer {name}", lambda flags, name=name: flags.optimizer =
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class TrainDataFlags(SizeFlags):
+class TrainDataFlags(ImageFlags):
     """Training data."""
 
     train_split: str = flag("train", "training split: name of its list or subfolder")
@@ -46,6 +46,12 @@ class TrainDataFlags(SizeFlags):
         "",
         "folder of the distance maps to the pseudo-label's contour [computed on the fly]",
         needs=of_map("distance_c"),
+    )
+    stretch: tuple[float, ...] = flag(
+        (),
+        "percentiles of the training images' values that become 0 and 255 [none; values of more than 8 bits: 2 98]",
+        ge=0,
+        le=100,
     )
     crop_size: int = flag(465, "height and width of a training crop, in pixels [recipe]", ge=16, le=16384)
 

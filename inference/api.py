@@ -11,7 +11,8 @@ import torch
 from PIL import Image, ImageOps
 
 from data.classes import Classes
-from data.images import label_png, read_header, read_image, several_frames
+from data.images import label_png, several_frames
+from data.images.reader import ImageReader
 from data.loader import batched
 from data.overlays import overlay, with_legend
 from inference.predictor import Predictor, predict_batch
@@ -28,7 +29,7 @@ class Result:
 
     mask: (H, W) uint8 class numbers, of the image's own size. classes: a name for each class. colours: (256, 3) uint8
     RGB by class number. image: what predict() got, not a copy. background: class that plot() leaves clear, or None.
-    probs: (classes, H, W) float32; None without predict(..., probs=True).
+    probs: (classes, H, W) float32; None without predict(..., probs=True). reader: read the image.
     """
 
     mask: np.ndarray
@@ -37,13 +38,14 @@ class Result:
     image: AnImage
     background: int | None
     probs: np.ndarray | None = None
+    reader: ImageReader = ImageReader()  # noqa: RUF009
 
     def plot(self, *, legend: bool = True) -> np.ndarray:
         """Return the image blended with the colours of its classes, above a legend of them: (H + more, W, 3) uint8 RGB.
 
         A path is read again. legend: False leaves it out; the picture then has the image's size.
         """
-        pixels = pixels_of(self.image)
+        pixels = pixels_of(self.image, self.reader)
         if pixels.shape[:2] != self.mask.shape:
             size = "x".join(map(str, pixels.shape[1::-1]))
             raise UserError(f"the image has changed since it was predicted: it is now {size}: predict it again")
@@ -58,12 +60,14 @@ class Result:
         write_atomic(Path(path), label_png(self.mask, self.colours))
 
 
-def pixels_of(image: AnImage) -> np.ndarray:
+def pixels_of(image: AnImage, reader: ImageReader) -> np.ndarray:
     """Return an image as an array (H, W, 3) uint8 RGB. Raises UserError for anything else."""
     if isinstance(image, str | Path):
-        if line := several_frames({Path(image): read_header(Path(image)).frames}):
+        if line := several_frames({Path(image): reader.header(Path(image)).frames}):
             logging.getLogger("segtrain").warning(line)
-        return read_image(Path(image))
+        return reader.read(Path(image))
+    if isinstance(image, Image.Image) and not reader.is_plain:
+        image = np.asarray(image)
     if isinstance(image, Image.Image):
         if image.mode.startswith(("I", "F")):
             raise UserError(f"a PIL image of mode {image.mode}: more than 8 bits a channel: convert it to 8 bits")
@@ -73,6 +77,9 @@ def pixels_of(image: AnImage) -> np.ndarray:
             raise UserError(f"a PIL image of mode {image.mode}: cannot be read as RGB ({in_one_line(error)})") from None
     if not isinstance(image, np.ndarray):
         raise UserError(f"a {type(image).__name__} is no image: give a path, an array, a PIL image, or a list of them")
+    if not reader.is_plain and image.ndim in (2, 3) and image.size:
+        values = image.reshape(*image.shape[:2], -1)
+        return reader.reduce(values, f"an array of {image.dtype} {image.shape}")
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
         raise UserError(f"an array of {image.dtype} {image.shape}: give (height, width, 3) uint8, RGB")
     return image
@@ -84,7 +91,8 @@ class LoadedModel:
 
     device: where it computes. classes: a name for each class. colours: (256, 3) uint8 RGB by class number.
     background: class that overlays leave clear, or None. An image is a path, an array (height, width, 3) uint8 RGB, or
-    a PIL image. Paths and PIL images are turned as their EXIF orientation says.
+    a PIL image. Paths and PIL images are turned as their EXIF orientation says. If the model was trained with --bands
+    or --value_range, an array has the bands and values of a file: (height, width) or (height, width, bands).
     """
 
     predictor: Predictor
@@ -104,7 +112,8 @@ class LoadedModel:
         be used, or memory runs out.
         """
         images = image if isinstance(image, list) else [image]
-        pairs = ((item, pixels_of(item)) for item in images)
+        reader = self.predictor.reader
+        pairs = ((item, pixels_of(item, reader)) for item in images)
         results: list[Result] = []
         with program.explain_errors(str(self.device), "use load(..., window=465), or amp='bf16'"):
             for _, equal in groupby(pairs, key=lambda pair: pair[1].shape):
@@ -112,7 +121,7 @@ class LoadedModel:
                     pixels = torch.from_numpy(np.stack([values for _, values in batch])).to(self.device)
                     predicted = predict_batch(self.predictor, pixels, torch.float32 if probs else None)
                     results += [
-                        Result(mask, self.classes, self.colours, item, self.background, values)
+                        Result(mask, self.classes, self.colours, item, self.background, values, reader)
                         for (item, _), mask, values in zip(batch, *predicted, strict=True)
                     ]
         return results if isinstance(image, list) else results[0]

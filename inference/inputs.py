@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 
 from data.folders import walk
-from data.images import IMAGE_SUFFIXES, read_image
+from data.images import IMAGE_SUFFIXES
+from data.images.reader import ImageReader
 from support.errors import UserError
 from support.shell import quoted
 
@@ -114,6 +115,6 @@ def attempt(read: Callable[[Path], T], path: Path) -> T | UserError:
         return error
 
 
-def read_inputs(inputs: list[tuple[str, Path]]) -> list[tuple[str, np.ndarray | UserError]]:
+def read_inputs(inputs: list[tuple[str, Path]], reader: ImageReader) -> list[tuple[str, np.ndarray | UserError]]:
     """Return the name of each (name, file) with its image (H, W, 3) uint8 RGB, or the UserError of its file."""
-    return [(name, attempt(read_image, file)) for name, file in inputs]
+    return [(name, attempt(reader.read, file)) for name, file in inputs]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from data.images.reader import ImageReader
 from data.images.resize import resize, scaled_size
 from distributed.group import Group
 from distributed.precision import DTYPES, autocast
@@ -40,6 +41,9 @@ class ImagePredictor(Protocol):
 
     @property
     def images_at_once(self) -> int: ...
+
+    @property
+    def reader(self) -> ImageReader: ...
 
     def num_windows(self, size: tuple[int, int]) -> int: ...
 
@@ -108,7 +112,7 @@ class Predictor:
     a window in pixels; 0: the whole image. An image smaller than a window is padded with the mean colour. stride_rate:
     step between windows as a fraction of the window, rounded up to pixels. batch_size: most windows per forward pass,
     mirror images included; a CPU takes fewer, see CPU_PASS_PIXELS. amp: precision of the forward pass, as --amp.
-    source: where flags are from, for messages.
+    source: where flags are from, for messages. reader: reads image files as in training; not used here.
 
     Whole maps exist only as logits at the model's stride. Full-size maps exist for one band of rows at a time, with
     BAND_BYTES or CPU_BAND_BYTES of probabilities. Bands and batch_size change results by rounding only.
@@ -123,6 +127,7 @@ class Predictor:
     batch_size: int = 4
     amp: str = "none"
     source: str = ""
+    reader: ImageReader = ImageReader()  # noqa: RUF009
 
     @property
     def images_at_once(self) -> int:

@@ -15,6 +15,7 @@ import torch
 
 import models
 from data.classes import Classes, read_classes
+from data.images.reader import ImageReader
 from distributed import checks
 from distributed.device import find_device
 from distributed.group import Group, Stopped
@@ -25,7 +26,7 @@ from flags.conflicts import check_effects
 from flags.declare import per_rank
 from flags.programs import PREDICT
 from flags.reader import FlagReader
-from flags.shared import DataFlags, InferenceFlags, LaunchFlags, ModelFlags, SizeFlags
+from flags.shared import DataFlags, ImageFlags, InferenceFlags, LaunchFlags, ModelFlags
 from inference.api import LoadedModel
 from inference.predictor import Predictor
 from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type
@@ -45,7 +46,7 @@ LOADER_FLAGS = ("workers", "pin_memory", "prefetch_factor")
 CPU = torch.device("cpu")
 
 # Flags of train.py that these programs have too. A checkpoint saves them; the command line overrides them.
-SAVED_FLAGS = {item.name for shared in (DataFlags, SizeFlags, ModelFlags) for item in dataclasses.fields(shared)}
+SAVED_FLAGS = {item.name for shared in (DataFlags, ImageFlags, ModelFlags) for item in dataclasses.fields(shared)}
 
 
 def read_overrides(reader: FlagReader, argv: list[str] | None) -> tuple[dict, dict, list[str]]:
@@ -180,7 +181,8 @@ class TrainedModel:
     def settings(self, flags: InferenceFlags) -> dict[str, Any]:
         """Return all that predictions depend on, {name: value}: the settings of an output folder."""
         names = ("model_type", "stride_in_1x1", "amp")
-        own = {name: getattr(self.cfg, name) for name in names} | self.cfg.sizes | inference_settings(flags)
+        own = {name: getattr(self.cfg, name) for name in names} | self.cfg.sizes | self.cfg.reading
+        own |= inference_settings(flags)
         colours = self.classes.colours[: self.cfg.numclasses].tolist()
         return {"checkpoint": sha256(self.path), "weights": flags.weights, **own, "colours": colours}
 
@@ -188,7 +190,7 @@ class TrainedModel:
         """Return a Predictor of the model at the sizes of `cfg`. settings: scales and flip, as in Predictor."""
         cfg, model = self.cfg, self.model(weights, device)
         amp = resolve(cfg.amp, device)
-        settings |= cfg.sizes | {"source": f"{self.path} with "}
+        settings |= cfg.sizes | {"source": f"{self.path} with ", "reader": ImageReader(**cfg.reading)}
         return Predictor(model, batch_size=cfg.val_batchsize, amp=amp, **settings)
 
 

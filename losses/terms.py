@@ -163,7 +163,7 @@ class Lovasz(RegionTerm):
         errors = torch.where(inside, 1 - p, p)
         with torch.no_grad():
             # Ignored pixels come last: all pixels of the class are missed by then, so they add 0.
-            order = errors.masked_fill(~labelled, -1.0).sort(dim=1, descending=True, stable=True).indices
+            order = falling_order(errors.masked_fill(~labelled, -1.0))
             missed = inside.gather(1, order)
             size = inside.sum(1, keepdim=True)
             num_missed = missed.cumsum(1, dtype=torch.int32)  # --deterministic refuses it for floats
@@ -174,6 +174,22 @@ class Lovasz(RegionTerm):
             grows = torch.where(missed, 1 / union, (size - num_missed) / (union * (union - 1)))
             slope = torch.empty_like(p).scatter_(1, order, grows)
         return (errors * slope).sum()
+
+
+def falling_order(values: Tensor) -> Tensor:
+    """Return the indices (P, N) that sort each row of `values` from the largest to the least; equal ones keep theirs.
+
+    values: (P, N), each >= 0 or -1.
+    """
+    if values.device.type != "cpu" or values.dtype != torch.float32:
+        return values.sort(dim=1, descending=True, stable=True).indices
+    # NumPy sorts integers in an eighth of the time of torch's sort on a CPU. The bits of a float >= 0 are an integer
+    # that rises with it. They become the upper half of a key, and the index becomes the lower half.
+    infinity = 0x7F800000
+    bits = values.contiguous().view(torch.int32).clamp(min=-1).long()
+    keys = ((infinity - bits) << 32) | torch.arange(values.shape[1])
+    keys.numpy().sort(axis=1)
+    return keys & 0xFFFFFFFF
 
 
 class PseudoLabel(CrossEntropyTerm):

@@ -47,6 +47,10 @@ class InputError(UserError):
     """One of many inputs is unusable; the others are fine."""
 
 
+class NotRGBError(InputError):
+    """An image has other bits or bands than 8-bit RGB."""
+
+
 def of_path(error: OSError) -> UserError | None:
     """Return the UserError for a full disk, or a path that the system cannot open; None for a fault of ours."""
     name = shortened(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "", 200)

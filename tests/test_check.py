@@ -23,7 +23,7 @@ from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
 ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs", "strokes-dense"}
-ELSEWHERE |= {"nothing-labelled", "one-class", "label-other-ending"}
+ELSEWHERE |= {"nothing-labelled", "one-class", "label-other-ending", "image-missing-values", "image-of-one-value"}
 
 
 @pytest.fixture(scope="module")
@@ -367,7 +367,7 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
 def test_labels_of_other_endings_are_named_if_only_some_images_have_them(tmp_path, ending, other):
     drawn = Drawn(tmp_path)
     for name in ("train/a (1)", "train/a (10)", "train/a (1)_2", "val/b", "val/c"):
-        drawn.put("image", f"{name}.jpg", np.full((48, 64, 3), 9 * len(name) + ord(name[-1]), np.uint8))
+        drawn.put("image", f"{name}.jpg", picture(name))
         for end in (ending, "_colour"):
             drawn.put("mask", f"{name}{end}.png", label(0, 1))
     expected = [drawn.put("mask", f"{name}{other}.png", label(0, 2)) for name in ("train/a (1)_2", "val/c")]

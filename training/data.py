@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from data import demo
 from data.distance import pseudo_distance, scribble_distance
+from data.images.reader import ImageReader
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, find_split
 from data.loader import loader_options
@@ -95,6 +96,11 @@ def _train_transform(cfg: Config) -> TrainTransform:
 
 def get_label_map(cfg: Config) -> LabelMap | None:
     return read_label_map(cfg.label_map, cfg.numclasses, cfg.texts.get("label_map"))
+
+
+def reading(cfg: Config) -> dict[str, Any]:
+    """Return the keyword arguments of data.dataset.SegmentationDataset that say how files are read."""
+    return {"label_map": get_label_map(cfg), "reader": ImageReader(**cfg.reading)}
 
 
 def make_loader(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ import numpy as np
 from data.classes import read_classes
 from data.guess import GUESSED, class_file, guess_flags
 from data.histogram import count_values
+from data.images.stretch import READING, choose_reading
 from data.label_check import holds_only_255, infer_num_classes, objects_as_255
 from data.label_map import read_label_map
 from data.layout import Split
 from distributed.group import Group
-from flags import Config
+from flags import Config, describe
 from support.errors import UserError
 from support.labels import BACKGROUND, DENSE, IGNORE, MAPS
+from support.processes import ThreadPool
 from support.progress import progress_bar
 from training.checkpoint_content import Checkpoint
 
+NUM_THREADS = 4  # to read images
 CLASS_FLAGS = ("classes", "numclasses", "label_map")
 
 log = logging.getLogger("segtrain")
@@ -46,6 +50,35 @@ def choose_layout(cfg: Config, group: Group) -> Config:
     if "model_type" not in given and "pseudo" not in MAPS[choices["dataset"]]:
         choices["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
     return dataclasses.replace(cfg, **choices)
+
+
+def choose_values(cfg: Config, group: Group, files: Split, resumed: Checkpoint | None) -> Config:
+    """Return the flags with --bands, --stretch and --value_range as the training images need them. Collective.
+
+    A resumed run keeps the checkpoint's values, unless --stretch changes. Raises UserError as choose_reading().
+    """
+    if cfg.given is None:
+        return cfg
+    if resumed:
+        kept = {name: resumed.config[name] for name in READING if name in resumed.config and name not in cfg.given}
+        if "stretch" not in cfg.given or cfg.stretch == resumed.config.get("stretch", ()):
+            return dataclasses.replace(cfg, **kept)
+    values = {name: getattr(cfg, name) for name in READING}
+
+    def choose() -> tuple[dict[str, tuple[Any, str]], list[str]]:
+        with ThreadPool(NUM_THREADS) as pool:
+            return choose_reading([image["image"] for image in files.files], values, partial(_with_bar, pool.map))
+
+    choices, warnings = group.broadcast(group.run_on_rank_0(choose, "reading images"))
+    if choices:
+        log.info(f"chosen from the images: {describe(choices)}")
+    for line in warnings:
+        log.warning(line)
+    return dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
+
+
+def _with_bar(mapper: Callable, work: Callable, paths: list[Path]) -> Iterable:
+    return progress_bar(mapper(work, paths), total=len(paths), title="reading images", unit="image")
 
 
 def choose_classes(
@@ -95,8 +128,7 @@ def choose_classes(
 
     choices = {name: choice for name, choice in choices.items() if name not in given}
     if choices:
-        text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
-        log.info(f"chosen from the data set: {text}")
+        log.info(f"chosen from the data set: {describe(choices)}")
     cfg = dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
     pixels = np.array([sum(row.get(number, 0) for row in train) for number in range(cfg.numclasses)], np.float64)
     return cfg, pixels / max(pixels.sum(), 1) if is_dense and train else np.zeros(0)

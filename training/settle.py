@@ -11,14 +11,14 @@ import torch
 import models
 from data.classes import FOLDERS, Classes, read_classes, read_preset
 from data.dataset import SegmentationDataset
-from data.images import image_size
+from data.images.deep import any_header
 from data.images.resize import large_images
 from data.label_check import check_sample
 from data.layout import Split
 from distributed import checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
-from flags import Config, as_dict, check_flags, own_code
+from flags import Config, as_dict, check_flags, describe, own_code
 from flags.conflicts import OF_TORCHVISION
 from flags.declare import per_rank
 from flags.recipe import CPU, CUDA, RECIPE_FLAGS, choose_flags
@@ -30,8 +30,8 @@ from support.files import check_place
 from support.user_code import is_own_network, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
-from training.data import find_masks, find_training_files, get_label_map, prepare_demo_data
-from training.data_choice import choose_classes, choose_layout
+from training.data import find_masks, find_training_files, prepare_demo_data, reading
+from training.data_choice import choose_classes, choose_layout, choose_values
 from training.plan import Plan
 from training.record import folder, messages
 
@@ -58,6 +58,7 @@ def settle(cfg: Config, group: Group) -> Plan:
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
         folder.check_name(Path(cfg.logdir), cfg.name)
+    cfg = choose_values(cfg, group, files["train"], resumed)
     cfg, shares = choose_classes(cfg, group, files, resumed)
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
@@ -78,15 +79,15 @@ def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
 
     Labels are checked now because training would find a wrong one only when its image is drawn. Collective.
     """
-    label_map = get_label_map(cfg)
-    sets = {name: SegmentationDataset(split, cfg.numclasses, label_map=label_map) for name, split in files.items()}
+    options = reading(cfg)
+    sets = {name: SegmentationDataset(split, cfg.numclasses, **options) for name, split in files.items()}
     train_images = {paths["image"] for paths in files["train"].files}  # names may be equal in two folders
     if shared := [paths["image"] for paths in files["val"].files if paths["image"] in train_images]:
         problem = f"{len(shared)} validation image(s) are in the training list, too, such as {shared[0]}"
         log.warning(f"{problem}: their scores say nothing about new images")
     checks.check_setup(group, {"training list": sets["train"], "validation list": sets["val"]})
     command = messages.data_check_command(cfg)
-    check_sample(files["train"].files, files["val"].files, cfg.numclasses, command, group.share_work, label_map)
+    check_sample(files["train"].files, files["val"].files, cfg.numclasses, command, group.share_work, **options)
 
 
 def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]:
@@ -160,7 +161,7 @@ def take_recipe(
             kept = {name: value for name, value in resumed.config.items() if name in names}
             return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
         some = [files.files[number * len(files.files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
-        sizes = [image_size(path) for path in dict.fromkeys(some)]
+        sizes = [any_header(path).size for path in dict.fromkeys(some)]
         device, memory = CPU, 0.0
         if group.device.type == "cuda":
             device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
@@ -172,8 +173,7 @@ def take_recipe(
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.
     choices = group.broadcast(group.run_on_rank_0(choose, "choosing flags") if RECIPE_FLAGS - given else {})
     if choices:
-        text = ", ".join(f"--{name} {value} ({reason})" for name, (value, reason) in choices.items())
-        log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {text}")
+        log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {describe(choices)}")
     return dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
 
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from data.images import files
 from data.images.resize import scaled_size
 from data.label_map import UNLISTED, LabelMap
-from support.errors import InputError
+from support.errors import InputError, NotRGBError
 from support.labels import IGNORE
 
 # In order of preference; letter case does not matter.
@@ -24,11 +24,17 @@ END_OF_JPEG = b"\xff\xd9"
 
 
 class Header(NamedTuple):
-    """An image's (height, width) after EXIF rotation, EXIF orientation (1: upright) and number of full-size frames."""
+    """What a file says of an image without its pixels.
+
+    size: (height, width) after EXIF rotation. turn: EXIF orientation (1: upright). frames: number of full-size frames.
+    bands, dtype: number and numpy's type of the values of a pixel.
+    """
 
     size: tuple[int, int]
     turn: int
     frames: int
+    bands: int = 3
+    dtype: str = "uint8"
 
 
 def decode(path: Path, convert: Callable = lambda image: image, *, lossless: bool = False) -> np.ndarray:
@@ -105,11 +111,6 @@ def read_header(path: Path) -> Header:
     return Header(read_image(path).shape[:2], turn, frames)
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return the (height, width) in pixels of an image file, as read_header() does."""
-    return read_header(path).size
-
-
 def several_frames(frames: dict[Path, int]) -> str:
     """Return a line that names the images with several frames, "" if there are none. frames: {image: its number}."""
     paths = [path for path, number in frames.items() if number > 1]
@@ -121,7 +122,7 @@ def _check_8_bits(path: Path, image: Image.Image) -> None:
     channels, is_signed = files.num_channels(image), files.is_signed_8_bit(image)
     if image.mode.startswith(("I", "F")) or channels > 4 or is_signed:
         kind = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
-        raise InputError(f"{path}: {f'{channels} channels' if channels > 4 else kind}: {files.IMAGE}")
+        raise NotRGBError(f"{path}: {f'{channels} channels' if channels > 4 else kind}: {files.IMAGE}")
 
 
 def label_values(image: Image.Image) -> tuple[np.ndarray, str]:

@@ -15,11 +15,14 @@ import cv2
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
-from support.errors import InputError, UserError
+from support.errors import InputError, NotRGBError, UserError
 
 # By content, whatever the suffix; MPO counts as JPEG. PIL would start another program for PostScript.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
-IMAGE, MASK = "images must be 8-bit RGB: convert it", "save class numbers as one channel, or 8-bit colours"
+# What the caller of opened() needs; its messages end with it.
+IMAGE = "images must be 8-bit RGB: convert it, or name the values that become 0 and 255 with --value_range LOW HIGH"
+MASK = "save class numbers as one channel, or 8-bit colours"
+VALUES = "replace it"  # any bits and channels
 LOSSY = "{} compression changes label values: save the mask as PNG"
 LOSSLESS = ("PNG", "BMP", "TIFF", "GIF")
 LOSSLESS_TIFF = (1, 2, 3, 4, 5, 8, 32771, 32773, 32946, 34925, 50000)  # none, CCITT, LZW, Deflate, PackBits, LZMA, Zstd
@@ -41,8 +44,8 @@ _DAMAGE = re.compile("Corrupt JPEG data.*|Premature end.*")
 def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     """Yield an image file, opened by PIL. Turn exceptions of PIL, here and in the `with` block, into an InputError.
 
-    needed: IMAGE or MASK, for messages. Raises InputError if the file is missing, not a regular file, or in none of
-    FORMATS, or if PIL leaves out channels or cuts them to 8 bits.
+    needed: IMAGE, MASK or VALUES. Raises InputError if the file is missing, not a regular file, or in none of FORMATS.
+    Raises NotRGBError, unless VALUES are needed, if PIL leaves out channels or cuts them to 8 bits.
     """
     TiffImagePlugin.logger.disabled = True  # it would print a line of its own for a file that is refused
     try:
@@ -51,8 +54,8 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
         with Image.open(path, formats=FORMATS) as image:
             if image.format == "TIFF":
                 image.filename = ""  # else Pillow maps uncompressed pixels into memory, and forgets EXIF
-            if unread := _unread_channels(image):
-                raise InputError(f"{path}: {unread}: {needed}")
+            if needed != VALUES and (unread := _unread_channels(image)):
+                raise NotRGBError(f"{path}: {unread}: {needed}")
             yield image
     except UserError:
         raise
@@ -62,7 +65,7 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
         raise InputError(f"{path}: too large ({error}): cut it into smaller images") from None
     except DAMAGED as error:
         if isinstance(error, UnidentifiedImageError) and (channels := _tiff_channels(path)):
-            raise InputError(f"{path}: {channels}, of a kind that cannot be read: {needed}") from None
+            raise NotRGBError(f"{path}: {channels}: {needed}") from None
         problem = f"not a whole, readable image ({' '.join(str(error).split())})"
         raise InputError(f"{path}: {problem}: replace it") from None
 
@@ -79,16 +82,33 @@ def _unread_channels(image: Any) -> str:
     If channels are stored one after the other, PIL reads the first one as grey. It has no mode for 16-bit colours.
     Channels behind a palette's indices, or behind red, green and blue, do not belong to the picture.
     """
-    channels, bits = num_channels(image), 16 if ";16" in str(image.tile[:1]) else 8
-    bits = max(image.tag_v2.get(BITS, (1,))) if image.format == "TIFF" else bits
+    channels, depth = num_channels(image), bits(image)
     is_part = channels > len(image.getbands()) and image.mode not in ("P", "RGB", "RGBA")
-    return f"{channels} channels of {bits} bits" if is_part or (channels > 1 and bits > 8) else ""
+    return f"{channels} channels of {depth} bits" if is_part or (channels > 1 and depth > 8) else ""
+
+
+def bits(image: Any) -> int:
+    """Return the bits of a value in an opened file whose pixels are not loaded; 8 for fewer, unless it is TIFF."""
+    if image.format == "TIFF":
+        return max(image.tag_v2.get(BITS, (1,)))
+    return 16 if ";16" in str(image.tile[:1]) else 8
+
+
+def is_tiff(path: Path) -> bool:
+    """Return whether a regular file begins as TIFF or BigTIFF."""
+    with contextlib.suppress(OSError):
+        if os.path.isfile(path):  # opening a pipe would wait for a writer
+            with path.open("rb") as file:
+                return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # by byte order
+    return False
 
 
 def _tiff_channels(path: Path) -> str:
-    """Return the channels of a TIFF file that PIL cannot open, "" for one channel of 8 bits or another file."""
+    """Return what a TIFF file that PIL cannot open has, "" for one channel of 8 bits or another file."""
     with contextlib.suppress(*DAMAGED), path.open("rb") as file:
         head = file.read(8)
+        if head[:4] == b"MM\0+":
+            return "BigTIFF with the high byte first"
         tags = TiffImagePlugin.ImageFileDirectory_v2(head + file.read(8) if 43 in head[2:4] else head)  # 43: BigTIFF
         file.seek(tags.next)
         tags.load(file)

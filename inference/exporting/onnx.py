@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from data.classes import Classes
+from data.images.reader import ImageReader
 from data.images.resize import check_pixels, resize, scaled_size
 from inference.predictor import Step, no_step
 from support import shell
@@ -23,7 +24,7 @@ FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
-LONG_SIDE = "long_side"  # a key that files of earlier versions do not have
+LONG_SIDE, READING = "long_side", "reading"  # keys that files of earlier versions do not have
 
 import_extra = partial(shell.import_extra, extra="export", feature="ONNX")
 
@@ -79,7 +80,7 @@ class OnnxModel:
     It runs on the CPU, or on a CUDA device if onnxruntime-gpu is installed. outputs: names of the outputs: "labels",
     and "probs" and "logits" if the file has them. classes: names and colours.
     long_side: the --long_side of the training: labels() and probs() resize images to it; 0: they do not.
-    images_at_once: number of images per call.
+    images_at_once: number of images per call. reader: reads image files as in training.
 
     Creating an instance raises UserError if onnxruntime is missing or cannot load the file, or if export.py, or a later
     version of it, did not write the file.
@@ -110,6 +111,8 @@ class OnnxModel:
                 f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"
             )
         self.long_side: int = json.loads(metadata.get(LONG_SIDE, "0"))
+        values = json.loads(metadata.get(READING, "{}"))
+        self.reader = ImageReader(**{name: tuple(numbers) for name, numbers in values.items()})
         self.outputs: list[str] = self.metadata["outputs"]
         self.num_classes: int = self.metadata["num_classes"]
         colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from data.dataset import SegmentationDataset
 from data.images import label_png, read_label
+from data.images.reader import ImageReader
 from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed import checks
@@ -44,7 +45,8 @@ def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationData
     layout = "Folder" if cfg.dataset == "Folder" else "ScribbleOnly"
     if layout == "Folder" and not train_path:
         raise UserError("--train_path is not set: --dataset Folder needs the folder of the scribbles")
-    return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses)
+    split_files, reader = find_files(cfg, layout, split, {"label": train_path}), ImageReader(**cfg.reading)
+    return SegmentationDataset(split_files, cfg.numclasses, reader=reader)
 
 
 def map_files(work: Callable[[Path], Any], files: list[Path], group: Group, title: str) -> np.ndarray:

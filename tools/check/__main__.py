@@ -6,6 +6,7 @@
 Exit status: 0 clean, 1 warnings, 2 errors, which would stop training, or make it or its scores wrong.
 """
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -19,14 +20,18 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 
 from data.classes import read_classes
 from data.guess import GUESSED, NoDataSetError, class_file, guess_flags
-from data.label_check import holds_only_255, infer_num_classes
+from data.images.deep import any_header, read_values
+from data.images.reader import ImageReader
+from data.images.stretch import HAVE_8_BITS, NUM_IMAGES, READING, choose_reading
+from data.label_check import holds_only_255, infer_num_classes, spread
 from data.label_map import read_label_map
 from data.plain import find_flags
+from flags import describe
 from flags.declare import flag
 from flags.programs import READER as TRAIN
 from flags.reader import FlagReader
 from support import program, shell
-from support.errors import UserError
+from support.errors import InputError, UserError
 from support.files import check_file, write_atomic
 from support.labels import DENSE, MAPS
 from support.processes import work_on
@@ -88,14 +93,16 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
     label_map = read_label_map(paths.label_map, num_classes)
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
-    facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
+    train_images = [item.image.path for item in samples if {paths.split_names[0], WHOLE} & set(item.splits)]
+    reader = choose_reader(paths, train_images, summary)
+    facts = work_on(partial(measure, reader=reader, label_map=label_map), samples, workers, "image", "reading")
     if dataset in DENSE and not label_map and num_classes in (None, 2):
         of_train = {paths.split_names[0], WHOLE}
         train = [item.labels["mask"] for item in facts if of_train & set(item.splits) and "mask" in item.labels]
         if holds_only_255([mask.values for mask in train]):  # as train.py
             summary.flags["label_map"], num_classes = "binary", 2
             label_map = read_label_map("binary", num_classes)
-            facts = work_on(partial(measure, label_map=label_map), samples, workers, "image", "reading")
+            facts = work_on(partial(measure, reader=reader, label_map=label_map), samples, workers, "image", "reading")
             summary.notes.append("masks hold only 0 and 255: 255 is read as class 1")
     if not num_classes:
         num_classes = infer_num_classes({v for item in facts for label in item.labels.values() for v in label.classes})
@@ -104,6 +111,25 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
     summary.count(facts, present, named.names)
     check_classes(summary, findings)
     return summary, findings
+
+
+def choose_reader(paths: Paths, images: list[Path], summary: Summary) -> ImageReader:
+    """Return the ImageReader that train.py would use for these training images, and note its flags in the summary.
+
+    Files that cannot be read, or have 8 bits where most have more, do not count: measure() finds them.
+    """
+    has_8_bits: dict[Path, bool] = {}
+    for path in spread(images, NUM_IMAGES):
+        with contextlib.suppress(InputError):
+            is_plain = any_header(path).dtype in HAVE_8_BITS
+            has_8_bits[path] = is_plain or not read_values(path)[0].size
+    given = {name: getattr(paths, name) for name in READING}
+    most = 2 * sum(has_8_bits.values()) >= len(has_8_bits)
+    usual = [path for path, is_plain in has_8_bits.items() if is_plain == most]
+    choices = choose_reading(usual, given)[0] if usual else {}
+    summary.notes += [f"images are read with {describe(choices)}"] if choices else []
+    chosen = given | {name: value for name, (value, _) in choices.items()}
+    return ImageReader(chosen["bands"], chosen["value_range"])
 
 
 def main(argv: list[str] | None = None) -> int:

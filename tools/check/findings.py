@@ -15,7 +15,10 @@ ERRORS = {
     ),
     "two-files-of-one-name": ("two files differ only in their suffix", "remove or rename one"),
     "in-two-splits": ("an image is in two splits", "remove it from one: a score on training images means nothing"),
-    "image-unreadable": ("an image is truncated, not an image, or not 8-bit RGB", "replace or convert it"),
+    "image-unreadable": (
+        "an image is truncated, not an image, or unlike the others",
+        "replace or convert it",
+    ),
     "label-unreadable": ("a label is truncated, not an image, or of a kind that is not read", "replace or convert it"),
     "size-mismatch": ("a label and its image differ in size", "resize the label (nearest), or find the right one"),
     "mask-colour": ("a label has colours, not class numbers", "python -m tools.convert colours writes class numbers"),
@@ -44,6 +47,11 @@ ERRORS = {
 }
 WARNINGS = {
     "image-damaged": ("a JPEG has damaged data: colours may be wrong", "look at it: intact webcam images can show it"),
+    "image-missing-values": (
+        "an image has values that are NaN, infinite or marked as no data, which become 0 (black)",
+        "give these pixels the label 255, so that they are ignored; or fill them",
+    ),
+    "image-of-one-value": ("an image has the same value in all pixels", "look at it; remove it if it is empty"),
     "image-frames": ("an image has several frames, of which only the first is read", "save the others as files"),
     "left-out": ("files in unread formats, or links to parent folders, are skipped", "convert them; remove the links"),
     "exif-turns-one": ("EXIF turns an image or its label, not both; both ways fit", "compare them; save both upright"),

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data.images import LABEL_MODES, label_values, read_header, read_image
+from data.images import LABEL_MODES, label_values
 from data.images.files import MASK, jpeg_damage, lossy_codec, num_frames, opened, orientation
+from data.images.reader import ImageReader
+from data.images.stretch import sample
 from data.label_check import is_smoothed
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
@@ -75,24 +77,28 @@ class Sample:
     labels: dict[str, LabelFacts]
 
 
-def measure(sample: Sample, label_map: LabelMap | None = None) -> Sample:
+def measure(item: Sample, reader: ImageReader, label_map: LabelMap | None = None) -> Sample:
     """Decode the files of a sample and return it with all facts. An unreadable file is a problem; nothing is raised.
 
-    label_map: applied to the values of all labels.
+    reader: reads the image. label_map: applied to the values of all labels.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, on large files and old palettes: the check has findings for these
-        labels = {kind: _measure_label(facts.path, label_map) for kind, facts in sample.labels.items()}
-        return Sample(sample.splits, _measure_image(sample.image.path), labels)
+        labels = {kind: _measure_label(facts.path, label_map) for kind, facts in item.labels.items()}
+        return Sample(item.splits, _measure_image(item.image.path, reader), labels)
 
 
-def _measure_image(path: Path) -> ImageFacts:
+def _measure_image(path: Path, reader: ImageReader) -> ImageFacts:
     try:
-        pixels, header = read_image(path), read_header(path)
+        pixels, header = reader.read(path), reader.header(path)
+        missing = 0.0 if reader.is_plain else np.isnan(sample(path, reader)).any(axis=1).mean()
+        damage = jpeg_damage(path) if reader.is_plain else ""
     except UserError as error:
         return ImageFacts(path, [("image-unreadable", str(error).removeprefix(f"{path}: "))])
     problems = [("image-frames", f"{header.frames} frames")] if header.frames > 1 else []
-    problems += [("image-damaged", damage)] if (damage := jpeg_damage(path)) else []
+    problems += [("image-damaged", damage)] if damage else []
+    problems += [("image-missing-values", f"{missing:.1%} of the pixels")] if missing else []
+    problems += [("image-of-one-value", "")] if (pixels == pixels[0, 0]).all() else []
     sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
     return ImageFacts(path, problems, header.size, header.turn, sha)
 

@@ -2,6 +2,7 @@
 
 import re
 
+from flags import as_words
 from support.errors import shortened
 from tools.check.findings import Findings
 from tools.check.summary import Summary
@@ -15,7 +16,7 @@ def report_lines(summary: Summary, findings: Findings) -> list[str]:
     """Return the report as lines of text: layout, splits, image sizes and number of classes; classes; findings."""
     layout = LAYOUTS.get(summary.dataset, "ScribbleSup's layout (VOC with scribbles)")
     lines = [f"{summary.root}: {layout}, for --dataset {summary.dataset}"]
-    read = [f"--{name} {value}" for name, value in summary.flags.items()]
+    read = as_words(summary.flags)
     lines += [f"  read with {' '.join(read)}"] if read else []
     for split, count in summary.images.items():
         labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"

@@ -42,7 +42,7 @@ class Summary:
     num_classes_given: bool = False
     repeats: int = 0
     class_file: str = ""
-    flags: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
     splits: tuple[str, str] = ("train", "val")
     images: dict[str, int] = field(default_factory=dict)

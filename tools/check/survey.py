@@ -21,6 +21,7 @@ WHOLE = "all"  # the images of a data set that has no splits
 
 
 AS_TRAIN = "as in train.py [guessed from the folders]"
+OF_IMAGES = "as in train.py [chosen from the images]"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Paths:
     image_suffix: str = flag("", AS_TRAIN)
     label_suffix: str = flag("", AS_TRAIN)
     label_map: str = flag("", AS_TRAIN)
+    bands: tuple[int, ...] = flag((), OF_IMAGES, ge=1)
+    stretch: tuple[float, ...] = flag((), OF_IMAGES, ge=0, le=100)
+    value_range: tuple[float, ...] = flag((), OF_IMAGES)
 
     @property
     def split_names(self) -> tuple[str, str]:

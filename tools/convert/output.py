@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.images import label_png, read_header
+from data.images import label_png
+from data.images.deep import any_header, read_values
 from data.images.files import opened
-from support.errors import InputError
+from support.errors import InputError, NotRGBError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
 from tools.convert.drawing import LINE_WIDTH, STROKE_WIDTH
@@ -68,9 +69,13 @@ def _image_file(entry: Entry) -> Iterator[Path]:
 
 def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
-    size, turn, _ = read_header(file)
-    with opened(file) as image:
-        image.load()
+    header = any_header(file)
+    size, turn = header.size, header.turn
+    try:
+        with opened(file) as image:
+            image.load()
+    except NotRGBError:
+        read_values(file)
     if entry.size not in (None, size):
         why = "EXIF turns the image: save it upright" if turn > 4 else "width and height are swapped: correct them"
         swapped = f" ({why})" if entry.size == size[::-1] else ""

@@ -1,0 +1,107 @@
+"""Read images of any bits and bands as 8-bit RGB, the only kind that the code behind this module knows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.images import Header, read_header, read_image
+from data.images.deep import deep_header, read_values
+from support.errors import InputError
+
+
+@dataclass(frozen=True)
+class ImageReader:
+    """Reads images as 8-bit RGB.
+
+    bands: the bands for red, green and blue, counted from 1; one number stands for all three; (): 1 2 3, or 1 if there
+    are fewer than three. value_range: LOW and HIGH, the values that become 0 and 255, or three such pairs, one a band;
+    (): the values have 8 bits. A value v becomes round((v - LOW) / (HIGH - LOW) * 255), limited to 0..255. NaN,
+    infinite values and the file's value for "no data" become 0. Without both, only 8-bit RGB or grey images are read.
+    """
+
+    bands: tuple[int, ...] = ()
+    value_range: tuple[float, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.bands or self.value_range)
+
+    def read(self, path: Path, long_side: int = 0) -> np.ndarray:
+        """Return an image (H, W, 3) uint8 RGB, upright. long_side, errors: as in data.images.read_image()."""
+        if self.is_plain:
+            return read_image(path, long_side)
+        values, nodata = read_values(path)
+        return self.reduce(values, str(path), nodata)
+
+    def header(self, path: Path) -> Header:
+        """Return a file's Header. Raises InputError if read() cannot read the file."""
+        if self.is_plain:
+            return read_header(path)
+        header = deep_header(path)
+        self.check(header.bands, np.dtype(header.dtype), str(path))
+        return header
+
+    def reduce(self, values: np.ndarray, source: str, nodata: float | None = None) -> np.ndarray:
+        """Return an image (H, W, bands) of numbers as (H, W, 3) uint8.
+
+        source: what the image is from, for messages. nodata: a value that becomes 0. Raises InputError if the image
+        has too few bands, or numbers that do not fit value_range.
+        """
+        self.check(values.shape[2], values.dtype, source)
+        limits = self.value_range * (3 if len(self.value_range) == 2 else 1)
+        limits_of_bands = limits[:2], limits[2:4], limits[4:]
+        wanted = list(zip(self._numbers(values.shape[2]), limits_of_bands, strict=True))
+        mapped = {one: map_to_8_bits(values[..., one[0] - 1], one[1], nodata) for one in dict.fromkeys(wanted)}
+        return cv2.merge([mapped[one] for one in wanted])  # one band three times was mapped once
+
+    def select(self, values: np.ndarray) -> np.ndarray:
+        """Return the three bands of an image (H, W, bands) that become red, green and blue."""
+        return values[..., [number - 1 for number in self._numbers(values.shape[2])]]
+
+    def _numbers(self, available: int) -> tuple[int, ...]:
+        numbers = self.bands or ((1, 2, 3) if available >= 3 else (1,))
+        return numbers * 3 if len(numbers) == 1 else numbers
+
+    def check(self, available: int, dtype: np.dtype, source: str) -> None:
+        if (most := max(self._numbers(available))) > available:
+            raise InputError(f"{source}: has {available} band(s), so there is no --bands {most}")
+        if dtype.kind not in "biuf":
+            raise InputError(f"{source}: has {dtype} values: save real numbers, such as their magnitude")
+        has_8_bits = dtype in (np.uint8, np.bool_)
+        if not (self.value_range or has_8_bits):
+            raise InputError(
+                f"{source}: has {dtype} values: name those that become 0 and 255 with --value_range LOW HIGH"
+            )
+        if has_8_bits and self.value_range and max(self.value_range) > 255:
+            raise InputError(
+                f"{source}: has values of 8 bits, but --value_range reaches {max(self.value_range):g}: use images as "
+                "the model was trained on"
+            )
+
+
+def map_to_8_bits(values: np.ndarray, limits: tuple[float, ...], nodata: float | None) -> np.ndarray:
+    """Return one band (H, W) mapped to uint8 as ImageReader says. limits: LOW and HIGH; (): values have 8 bits."""
+    if values.dtype == bool:
+        values = values.astype(np.uint8) * np.uint8(255)
+    if not limits:
+        return np.where(values == nodata, np.uint8(0), values) if nodata is not None else np.ascontiguousarray(values)
+    if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:  # a table of all values takes less time
+        least, most = np.iinfo(values.dtype).min, np.iinfo(values.dtype).max
+        table = _scaled(np.arange(least, most + 1), limits, nodata)
+        return table[values if least == 0 else values.astype(np.int32) - least]
+    return _scaled(values, limits, nodata)
+
+
+def _scaled(values: np.ndarray, limits: tuple[float, ...], nodata: float | None) -> np.ndarray:
+    low, high = limits
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = np.rint((values.astype(np.float64) - low) / (high - low) * 255).clip(0, 255)
+    return np.where(is_valid(values, nodata), scaled, 0).astype(np.uint8)
+
+
+def is_valid(values: np.ndarray, nodata: float | None) -> np.ndarray:
+    """Return where values are finite and not the value for "no data", as bool of their shape."""
+    valid = np.isfinite(values)
+    return valid if nodata is None else valid & (values != nodata)

@@ -1,0 +1,376 @@
+"""Images of other bits and bands than 8-bit RGB give what the same images give once they are converted by hand."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    finish,
+    one_line_each,
+    read_metrics,
+    refused,
+    run_train,
+    score,
+    start,
+    succeed,
+    two_processes,
+    using,
+)
+from conftest import flags as words
+from faulty_data import exif
+from PIL import Image
+
+import export
+import predict
+import segtrain
+from data.images.deep import any_header
+from data.images.reader import ImageReader
+from data.images.stretch import choose_reading
+from flags import parse_flags
+from support.errors import UserError
+from tools.check.__main__ import check
+
+tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed (pip install -e '.[tiff]')")
+
+NOT_SET: dict[str, tuple] = {"bands": (), "stretch": (), "value_range": ()}
+SIZE = (20, 33)
+
+
+def draw(bands: int, dtype: str, seed: int = 0, size: tuple[int, int] = SIZE) -> np.ndarray:
+    """Values over the whole range of the dtype, (*size, bands); those of floats lie within -50 and 50."""
+    rng, kind = np.random.default_rng(seed), np.dtype(dtype)
+    if kind.kind == "f":
+        return rng.normal(0, 10, (*size, bands)).astype(kind)
+    limits = np.iinfo(kind)
+    return rng.integers(limits.min, limits.max, (*size, bands), kind, endpoint=True)
+
+
+def by_hand(values: np.ndarray, bands: list[int], low_high: list[float]) -> np.ndarray:
+    """The formula of docs/bits_and_bands.md, in float64, one pixel value at a time."""
+    out = np.zeros((*values.shape[:2], 3), np.uint8)
+    for channel in range(3):
+        low, high = low_high[2 * channel : 2 * channel + 2]
+        for row, column in np.ndindex(values.shape[:2]):
+            value = float(values[row, column, bands[channel] - 1])
+            if np.isfinite(value):
+                out[row, column, channel] = min(max(round((value - low) / (high - low) * 255), 0), 255)
+    return out
+
+
+def write(path: Path, values: np.ndarray, **options) -> Path:
+    """A TIFF file of values (H, W, bands), by default with the bands of a pixel together."""
+    options = {"photometric": "minisblack", "planarconfig": "contig"} | options
+    if values.shape[2] == 1:
+        values, options = values[..., 0], options | {"planarconfig": None}
+    elif options["planarconfig"] != "contig":
+        values = values.transpose(2, 0, 1)
+    tifffile.imwrite(path, values, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("bands", "dtype", "options"),
+    [
+        (1, "uint16", {}),
+        (3, "uint16", {"photometric": "rgb"}),
+        (8, "uint16", {"compression": "zlib", "predictor": True}),
+        (8, "uint16", {"compression": "lzw", "tile": (16, 16)}),
+        (8, "int16", {"planarconfig": "separate"}),
+        (4, "int16", {"byteorder": ">", "bigtiff": True}),
+        (2, "float32", {}),
+        (5, "float64", {"compression": "zstd"}),
+        (3, "uint32", {"planarconfig": None}),  # a page for each band
+        (3, "int8", {}),
+        (6, "uint8", {}),
+        (8, "float16", {"rowsperstrip": 3}),
+    ],
+)
+def test_a_tiff_file_is_read_as_converted_by_hand(tmp_path, bands, dtype, options):
+    if options.get("compression") in ("lzw", "zstd"):
+        pytest.importorskip("imagecodecs", reason="imagecodecs is not installed (pip install -e '.[tiff]')")
+    values = draw(bands, dtype)
+    path = write(tmp_path / "a.tif", values, **options)
+    numbers = [bands, 1, (bands + 1) // 2]
+    low_high = np.percentile(values.astype(np.float64), [5, 90, 10, 80, 0, 100]).tolist()
+    low_high[-1] = low_high[-1] * 1.5  # beyond all values
+    if dtype == "uint8":
+        low_high = [3.0, 200.0, 10.0, 255.0, 0.0, 99.5]
+    reader = ImageReader(tuple(numbers), tuple(low_high))
+    assert (reader.read(path) == by_hand(values, numbers, low_high)).all()
+    header = reader.header(path)
+    assert (header.size, header.bands, header.dtype) == (SIZE, bands, dtype)
+    assert header == any_header(path) or dtype == "uint8"
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("turn", [1, 6])
+def test_png_files_of_16_bits(tmp_path, channels, turn):
+    values = draw(channels, "uint16")
+    order = [2, 1, 0, 3][:channels] if channels > 1 else [0]
+    cv2.imwrite(str(tmp_path / "a.png"), values[..., order])
+    if turn > 1:  # PNG's eXIf chunk, of a file that PIL wrote, put before the pixels
+        Image.new("L", (2, 2)).save(tmp_path / "b.png", exif=exif(turn))
+        data, other = (tmp_path / "a.png").read_bytes(), (tmp_path / "b.png").read_bytes()
+        at = other.index(b"eXIf") - 4
+        chunk = other[at : at + 12 + int.from_bytes(other[at : at + 4], "big")]
+        (tmp_path / "a.png").write_bytes(data[:33] + chunk + data[33:])
+        values = np.rot90(values, -1)  # clockwise
+    reader = ImageReader((), (100.0, 60000.0))
+    expected = by_hand(values, [1, 2, 3] if channels > 1 else [1, 1, 1], [100.0, 60000.0] * 3)
+    assert (reader.read(tmp_path / "a.png") == expected).all()
+    assert reader.header(tmp_path / "a.png").size == values.shape[:2]
+
+
+def test_a_tiff_file_is_turned_as_its_orientation_says(tmp_path):
+    """The eight orientations of a picture of three values, as table 6 of Exif 2.32 draws them."""
+    upright = np.array([[1, 2, 3], [4, 5, 6]], np.uint16)
+    stored = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1]}
+    stored |= {5: upright.T, 6: np.rot90(upright), 7: upright[::-1, ::-1].T, 8: np.rot90(upright, -1)}
+    reader = ImageReader((1,), (0.0, 255.0))
+    for turn, values in stored.items():
+        path = tmp_path / f"{turn}.tif"
+        tags = [(274, 3, 1, turn, True)]
+        tifffile.imwrite(path, np.ascontiguousarray(values), photometric="minisblack", extratags=tags)
+        assert (reader.read(path)[..., 0] == upright).all(), turn
+        assert reader.header(path).size == (2, 3)
+
+
+def test_bands_of_ordinary_files(tmp_path):
+    values = draw(4, "uint8")
+    Image.fromarray(values).save(tmp_path / "a.png")
+    Image.fromarray(values[..., 0]).save(tmp_path / "grey.png")
+    Image.fromarray(values[..., :3]).save(tmp_path / "a.jpg", quality=100, exif=exif(6))
+    assert (ImageReader((3, 2, 1)).read(tmp_path / "a.png") == values[..., [2, 1, 0]]).all()
+    assert (ImageReader((4,)).read(tmp_path / "a.png") == values[..., [3, 3, 3]]).all()
+    assert (ImageReader((1,)).read(tmp_path / "grey.png") == values[..., [0, 0, 0]]).all()
+    turned = ImageReader((3, 2, 1))
+    assert (turned.read(tmp_path / "a.jpg") == ImageReader().read(tmp_path / "a.jpg")[..., ::-1]).all()
+    assert turned.header(tmp_path / "a.jpg").size == (SIZE[1], SIZE[0])
+    stretched = ImageReader((), (50.0, 100.0)).read(tmp_path / "a.png")
+    assert (stretched == by_hand(values, [1, 2, 3], [50.0, 100.0] * 3)).all()
+
+
+def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, caplog):
+    values = draw(1, "float32")
+    values[0, :4, 0] = np.nan, np.inf, -np.inf, -9999
+    tag = (42113, 2, 0, "-9999", True)  # GDAL_NODATA
+    good = write(tmp_path / "good.tif", draw(1, "float32", 1))
+    bad = write(tmp_path / "bad.tif", values, extratags=[tag])
+    choices, warnings = choose_reading([good, bad], NOT_SET | {"stretch": (2.0, 98.0)})
+    counted = np.concatenate([values.ravel()[4:], draw(1, "float32", 1).ravel()]).astype(np.float64)
+    expected = np.percentile(counted, [2, 98]).tolist()
+    assert choices["value_range"][0] == tuple(expected * 3)
+    assert warnings == [f"1 of 2 images have NaN, infinite or nodata values, which become 0 (black): {bad} ..."]
+    pixels = ImageReader((), (-5.0, 5.0)).read(bad)
+    assert not pixels[0, :4].any()
+    assert (pixels[1:] == by_hand(values, [1, 1, 1], [-5.0, 5.0] * 3)[1:]).all()
+    whole = draw(1, "uint16")
+    whole[3, 5] = 7
+    path = write(tmp_path / "nodata.tif", whole, extratags=[(42113, 2, 0, "7", True)])
+    assert not ImageReader((), (-100.0, 70000.0)).read(path)[3, 5].any()  # else 7 would become 0.4
+
+
+def test_an_image_of_one_value_is_said_and_a_band_of_one_value_stops(tmp_path):
+    flat, other = np.full((*SIZE, 3), 9, np.uint16), draw(3, "uint16")
+    paths = [write(tmp_path / "flat.tif", flat), write(tmp_path / "other.tif", other)]
+    assert choose_reading(paths, NOT_SET)[1] == [f"1 of 2 images have one value in all pixels: {paths[0]} ..."]
+    other[..., 1] = 9
+    write(paths[1], other)
+    with refused("green has the value 9 in all of 2 images: choose other --bands, or set --value_range"):
+        choose_reading(paths, NOT_SET)
+    assert choose_reading(paths, NOT_SET | {"value_range": (0.0, 9.0)}) == ({}, [])
+
+
+@pytest.mark.parametrize(("bands", "chosen"), [(1, None), (2, (1, 2, 2)), (3, None), (4, None), (8, (1, 2, 3))])
+def test_the_bands_that_are_chosen(tmp_path, bands, chosen):
+    path = write(tmp_path / "a.tif", draw(bands, "uint16"))
+    choices, _ = choose_reading([path], NOT_SET)
+    assert choices.get("bands", (None, ""))[0] == chosen
+    assert choices["stretch"][0] == (2, 98)
+    assert "bands" not in choose_reading([path], NOT_SET | {"bands": (1,)})[0]
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path):
+    deep = write(tmp_path / "deep.tif", draw(2, "uint16"))
+    plain = write(tmp_path / "plain.tif", draw(3, "uint8"), photometric="rgb")
+    waves = write(tmp_path / "waves.tif", draw(2, "float32").astype(np.complex64))
+    for reader, path, said in (
+        (ImageReader((1, 2, 3), (0.0, 9.0)), deep, "deep.tif: has 2 band(s), so there is no --bands 3"),
+        (ImageReader((1,)), deep, "deep.tif: has uint16 values: name those that become 0 and 255 with --value_range"),
+        (ImageReader(), deep, "deep.tif: 2 channel(s) of 16 bits: images must be 8-bit RGB"),
+        (ImageReader((), (0.0, 4000.0)), plain, "plain.tif: has values of 8 bits, but --value_range reaches 4000"),
+        (ImageReader((1,), (0.0, 9.0)), waves, "waves.tif: has complex64 values: save real numbers"),
+    ):
+        for read in (reader.read, reader.header):
+            with refused(said):
+                read(path)
+    with refused(f"{plain}: has uint8 values, but most images have uint16: convert it"):
+        choose_reading([deep, plain, write(tmp_path / "b.tif", draw(2, "uint16"))], NOT_SET)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"tile": (16, 16)}, {"planarconfig": None}])
+def test_a_truncated_tiff_file_is_refused_at_any_length(tmp_path, options):
+    whole = write(tmp_path / "a.tif", draw(3, "uint16"), **options).read_bytes()
+    path = tmp_path / "cut.tif"
+    refusals = 0
+    for length in range(8, len(whole), 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"\A[^\n]*cut\.tif: [^\n]*\Z"):
+            ImageReader((1,), (0.0, 9.0)).read(path)
+        refusals += 1
+    assert refusals > 20
+
+
+def test_a_truncated_png_file_of_16_bits_is_refused(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), draw(3, "uint16"))
+    whole = (tmp_path / "a.png").read_bytes()
+    for length in range(8, len(whole), 97):
+        (tmp_path / "a.png").write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"a\.png: "):
+            ImageReader((1,), (0.0, 9.0)).read(tmp_path / "a.png")
+
+
+def test_without_the_package_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.tif", draw(3, "uint16"))
+    monkeypatch.setitem(__import__("sys").modules, "tifffile", None)
+    with refused("[tiff]"):
+        ImageReader((1,), (0.0, 9.0)).read(path)
+    with refused("[tiff]"):
+        any_header(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"bands": "1 2"}, "--bands 1 2: give one band or three"),
+        ({"bands": "0"}, "--bands 0: must be at least 1"),
+        ({"value_range": "5 5"}, "--value_range 5 5: give LOW and a larger HIGH"),
+        ({"value_range": "0 1 2 3"}, "--value_range 0 1 2 3: give LOW and a larger HIGH, or three such pairs"),
+        ({"value_range": "0 inf"}, "must be a finite number"),
+        ({"stretch": "98 2"}, "--stretch 98 2: give a low and a higher percentile"),
+        ({"stretch": "2"}, "--stretch 2: give a low and a higher percentile"),
+    ],
+)
+def test_wrong_flags(given, said):
+    more = [word for name, value in given.items() for word in (f"--{name}", *value.split())]
+    with refused(said):
+        parse_flags([*words(dataset_path="x"), *more])
+
+
+BANDS = [5, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> dict[str, Path]:
+    """The same data set twice: files of 5 bands of 16 bits, and PNG files that were converted by hand.
+
+    Bands 5, 1 and 3, from 2 % to 98 % of the training images' values, of all their pixels: they are few.
+    """
+    roots = {name: tmp_path_factory.mktemp(name) for name in ("deep", "hand")}
+    values = {f"{name}": draw(5, "uint16", number, (40, 48)) // (1 + number) for number, name in enumerate("abcdef")}
+    train = np.concatenate([values[name].reshape(-1, 5) for name in "abcd"]).astype(np.float64)
+    low_high = np.percentile(train[:, [number - 1 for number in BANDS]], [2, 98], axis=0).T.ravel().tolist()
+    for name, value in values.items():
+        folder = "train" if name in "abcd" else "val"
+        mask = (value[..., 4] > np.median(value[..., 4])).astype(np.uint8)
+        for root in roots.values():
+            for kind in ("images", "masks"):
+                (root / kind / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(mask).save(root / "masks" / folder / f"{name}.png")
+        write(roots["deep"] / "images" / folder / f"{name}.tif", value)
+        Image.fromarray(by_hand(value, BANDS, low_high)).save(roots["hand"] / "images" / folder / f"{name}.png")
+    (roots["deep"] / "low_high.json").write_text(json.dumps(low_high))
+    return roots
+
+
+OWN = {"dataset": "Folder", "model_type": "res50_ASPP", "numclasses": 2, "max_steps": 3, "epochs": None}
+
+
+def bands() -> list[str]:
+    return ["--bands", *map(str, BANDS)]
+
+
+def test_a_run_is_equal_to_one_on_images_converted_by_hand(data, tmp_path, caplog):
+    """From training to validation, resuming, evaluation, prediction, ONNX and segtrain.load."""
+    import train
+
+    for name, root in data.items():
+        more = bands() if name == "deep" else []
+        train.main([*words(dataset_path=root, logdir=tmp_path, name=name, **OWN), *more])
+    deep, hand = (tmp_path / name for name in ("deep", "hand"))
+    contents = [torch.load(folder / "last.pt", weights_only=True) for folder in (deep, hand)]
+    assert all(torch.equal(value, contents[1]["model"][name]) for name, value in contents[0]["model"].items())
+    assert contents[0]["config"]["value_range"] == tuple(json.loads((data["deep"] / "low_high.json").read_text()))
+    assert read_metrics(deep, "val")[-1]["miou"] == read_metrics(hand, "val")[-1]["miou"]
+    scores = [score(folder / "last.pt", tmp_path) for folder in (deep, hand)]
+    assert scores[0]["confusion"] == scores[1]["confusion"]
+    for name, root in data.items():
+        out, checkpoint = tmp_path / f"out_{name}", tmp_path / name / "last.pt"
+        assert predict.main(using(checkpoint, "--input", root / "images/val", "--output", out, "--overlay")) == 0
+        export.main(["--checkpoint", str(checkpoint), "--output", str(tmp_path / f"{name}.onnx")])
+        own = ["--model", tmp_path / f"{name}.onnx", "--input", root / "images/val", "--output", f"{out}_onnx"]
+        assert predict.main([*map(str, own), "--device", "cpu", "--workers", "0"]) == 0
+    for kind in ("masks/e.png", "masks/f.png", "overlays/e.jpg"):
+        assert (tmp_path / "out_deep" / kind).read_bytes() == (tmp_path / "out_hand" / kind).read_bytes()
+    for kind in ("masks/e.png", "masks/f.png"):
+        assert (tmp_path / "out_deep_onnx" / kind).read_bytes() == (tmp_path / "out_hand_onnx" / kind).read_bytes()
+    path = data["deep"] / "images/val/e.tif"
+    model, mask = segtrain.load(deep / "last.pt", device="cpu"), np.array(Image.open(tmp_path / "out_deep/masks/e.png"))
+    for image in (path, tifffile.imread(path)):
+        result = model.predict(image)
+        assert (result.mask == mask).all()
+        assert (result.plot(legend=False) == model.predict(path).plot(legend=False)).all()
+    # Other bands at prediction change the result, and the flag that says so is predict.py's.
+    assert predict.main(using(deep / "last.pt", "--input", path, "--output", tmp_path / "other", "--bands", "1")) == 0
+    assert (np.array(Image.open(tmp_path / "other/masks/e.png")) != mask).any()
+
+
+def test_processes_and_a_resumed_run_read_the_same_values(data, tmp_path):
+    more = {"dataset_path": data["deep"], "logdir": tmp_path} | OWN
+    succeed(two_processes([*words(name="two", batchsize=1, **more), *bands()], tmp_path))
+    low_high = tuple(json.loads((data["deep"] / "low_high.json").read_text()))
+    assert torch.load(tmp_path / "two/last.pt", weights_only=True)["config"]["value_range"] == low_high
+    changed = {name: value for name, value in more.items() if name != "max_steps"} | {"max_steps": 4}
+    run_train(name="two", resume="auto", **changed)  # --bands is not given again
+    config = torch.load(tmp_path / "two/last.pt", weights_only=True)["config"]
+    assert (config["value_range"], config["bands"]) == (low_high, tuple(BANDS))
+    run_train(name="two", resume="auto", **changed | {"max_steps": 5, "value_range": None})
+    assert torch.load(tmp_path / "two/last.pt", weights_only=True)["config"]["value_range"] == low_high
+
+
+def test_a_training_image_of_another_kind_stops_all_processes(data, tmp_path):
+    import shutil
+
+    root = tmp_path / "data"
+    shutil.copytree(data["deep"], root)
+    Image.new("RGB", (48, 40), (9, 8, 7)).save(root / "images/train/b.tif")
+    words_of_run = words(dataset_path=root, logdir=tmp_path, batchsize=1, **OWN)
+    one_line_each(finish(two_processes(words_of_run, tmp_path)), "b.tif: has uint8 values, but most images have uint16")
+    shutil.copy(root / "images/train/a.tif", root / "images/train/b.tif")
+    Image.new("RGB", (48, 40), (9, 8, 7)).save(root / "images/val/e.tif")
+    one_line_each(finish([start(words_of_run, tmp_path)]), "e.tif: ")
+
+
+def test_the_check_reads_as_training_does_and_finds_bad_values(data, tmp_path):
+    import shutil
+
+    root = tmp_path / "data"
+    shutil.copytree(data["deep"], root)
+    summary, findings = check(root, bands=tuple(BANDS))
+    assert not findings.sorted()
+    low_high = " ".join(map(str, json.loads((root / "low_high.json").read_text())))
+    assert f"--value_range {low_high} " in " ".join(summary.notes)
+    values = tifffile.imread(root / "images/train/b.tif")
+    write(root / "images/train/b.tif", values, extratags=[(42113, 2, 0, str(values[0, 0, 4]), True)])
+    write(root / "images/train/c.tif", np.full_like(values, 500))
+    (root / "images/train/d.tif").write_bytes((root / "images/train/d.tif").read_bytes()[:900])
+    Image.new("RGB", (48, 40), (9, 8, 7)).save(root / "images/val/e.tif")
+    _, findings = check(root, bands=tuple(BANDS))
+    assert {item.code: item.files for item in findings.sorted()} == {
+        "image-unreadable": ["images/train/d.tif", "images/val/e.tif"],
+        "image-missing-values": ["images/train/b.tif"],
+        "image-of-one-value": ["images/train/c.tif"],
+    }
