@@ -115,7 +115,7 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
         ("probs", "tensor(float)", ["batch", 5, "height", "width"]),
     ]
     content = session.get_modelmeta().custom_metadata_map
-    assert set(content) == {*KEYS, "min_size", "long_side"}
+    assert set(content) == {*KEYS, "min_size", "long_side", "reading"}
     assert json.loads(content["colours"])[3] == "#ff0000"
     proto = onnx.load(onnx_file)
     assert [item.version for item in proto.opset_import] == [20]
