@@ -118,7 +118,7 @@ def draw_faulty(root: Path) -> Path:
 FAULTY = {
     "image-without-label": ["images/train/no_label.png"],
     "two-files-of-one-name": ["images/train/twice.jpg"],
-    "image-unreadable": ["images/train/cut_image.png", "images/train/deep.png"],
+    "image-unreadable": ["images/train/cut_image.png"],
     "label-unreadable": ["masks/train/cut_label.png", "masks/train/deep_label.png"],
     "size-mismatch": ["masks/train/rotated.png", "masks/train/size.png"],
     "mask-colour": ["masks/train/colour.png"],

@@ -1,6 +1,8 @@
 """Images of other bits and bands than 8-bit RGB give what the same images give once they are converted by hand."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import cv2
@@ -14,7 +16,6 @@ from conftest import (
     refused,
     run_train,
     score,
-    start,
     succeed,
     two_processes,
     using,
@@ -26,6 +27,7 @@ from PIL import Image
 import export
 import predict
 import segtrain
+import train
 from data.images.deep import any_header
 from data.images.reader import ImageReader
 from data.images.stretch import choose_reading
@@ -96,9 +98,9 @@ def test_a_tiff_file_is_read_as_converted_by_hand(tmp_path, bands, dtype, option
     numbers = [bands, 1, (bands + 1) // 2]
     low_high = np.percentile(values.astype(np.float64), [5, 90, 10, 80, 0, 100]).tolist()
     low_high[-1] = low_high[-1] * 1.5  # beyond all values
-    if dtype == "uint8":
-        low_high = [3.0, 200.0, 10.0, 255.0, 0.0, 99.5]
-    reader = ImageReader(tuple(numbers), tuple(low_high))
+    if dtype == "uint8":  # these stay as they are
+        low_high = [0.0, 255.0] * 3
+    reader = ImageReader(tuple(numbers), tuple(low_high) if dtype != "uint8" else (7.0, 9.0))
     assert (reader.read(path) == by_hand(values, numbers, low_high)).all()
     header = reader.header(path)
     assert (header.size, header.bands, header.dtype) == (SIZE, bands, dtype)
@@ -149,8 +151,10 @@ def test_bands_of_ordinary_files(tmp_path):
     turned = ImageReader((3, 2, 1))
     assert (turned.read(tmp_path / "a.jpg") == ImageReader().read(tmp_path / "a.jpg")[..., ::-1]).all()
     assert turned.header(tmp_path / "a.jpg").size == (SIZE[1], SIZE[0])
-    stretched = ImageReader((), (50.0, 100.0)).read(tmp_path / "a.png")
-    assert (stretched == by_hand(values, [1, 2, 3], [50.0, 100.0] * 3)).all()
+    assert (ImageReader((), (50.0, 100.0)).read(tmp_path / "a.png") == values[..., :3]).all()
+    assert choose_reading([tmp_path / "a.png"], NOT_SET) == ({}, [])
+    with refused("--stretch has no effect: the images have 8 bits"):
+        choose_reading([tmp_path / "a.png"], NOT_SET | {"stretch": (2.0, 98.0)})
 
 
 def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, caplog):
@@ -195,20 +199,27 @@ def test_the_bands_that_are_chosen(tmp_path, bands, chosen):
 
 def test_files_that_cannot_be_used_are_named(tmp_path):
     deep = write(tmp_path / "deep.tif", draw(2, "uint16"))
-    plain = write(tmp_path / "plain.tif", draw(3, "uint8"), photometric="rgb")
     waves = write(tmp_path / "waves.tif", draw(2, "float32").astype(np.complex64))
     for reader, path, said in (
         (ImageReader((1, 2, 3), (0.0, 9.0)), deep, "deep.tif: has 2 band(s), so there is no --bands 3"),
         (ImageReader((1,)), deep, "deep.tif: has uint16 values: name those that become 0 and 255 with --value_range"),
         (ImageReader(), deep, "deep.tif: 2 channel(s) of 16 bits: images must be 8-bit RGB"),
-        (ImageReader((), (0.0, 4000.0)), plain, "plain.tif: has values of 8 bits, but --value_range reaches 4000"),
         (ImageReader((1,), (0.0, 9.0)), waves, "waves.tif: has complex64 values: save real numbers"),
     ):
         for read in (reader.read, reader.header):
             with refused(said):
                 read(path)
-    with refused(f"{plain}: has uint8 values, but most images have uint16: convert it"):
-        choose_reading([deep, plain, write(tmp_path / "b.tif", draw(2, "uint16"))], NOT_SET)
+
+
+def test_8_bit_images_among_others_are_read_as_they_are_and_said(tmp_path):
+    plain = draw(3, "uint8")
+    Image.fromarray(plain).save(tmp_path / "plain.png")
+    deep = write(tmp_path / "deep.tif", draw(3, "uint16"))
+    alone, _ = choose_reading([deep], NOT_SET)
+    choices, warnings = choose_reading([tmp_path / "plain.png", deep, tmp_path / "plain.png"], NOT_SET)
+    assert choices == alone
+    assert warnings == [f"1 of 2 images have 8 bits and are read as they are: {tmp_path / 'plain.png'} ..."]
+    assert (ImageReader((), choices["value_range"][0]).read(tmp_path / "plain.png") == plain).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"tile": (16, 16)}, {"planarconfig": None}])
@@ -235,7 +246,7 @@ def test_a_truncated_png_file_of_16_bits_is_refused(tmp_path):
 
 def test_without_the_package_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
     path = write(tmp_path / "a.tif", draw(3, "uint16"))
-    monkeypatch.setitem(__import__("sys").modules, "tifffile", None)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
     with refused("[tiff]"):
         ImageReader((1,), (0.0, 9.0)).read(path)
     with refused("[tiff]"):
@@ -295,8 +306,6 @@ def bands() -> list[str]:
 
 def test_a_run_is_equal_to_one_on_images_converted_by_hand(data, tmp_path, caplog):
     """From training to validation, resuming, evaluation, prediction, ONNX and segtrain.load."""
-    import train
-
     for name, root in data.items():
         more = bands() if name == "deep" else []
         train.main([*words(dataset_path=root, logdir=tmp_path, name=name, **OWN), *more])
@@ -341,22 +350,15 @@ def test_processes_and_a_resumed_run_read_the_same_values(data, tmp_path):
     assert torch.load(tmp_path / "two/last.pt", weights_only=True)["config"]["value_range"] == low_high
 
 
-def test_a_training_image_of_another_kind_stops_all_processes(data, tmp_path):
-    import shutil
-
+def test_an_image_that_lacks_a_band_stops_all_processes(data, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(data["deep"], root)
-    Image.new("RGB", (48, 40), (9, 8, 7)).save(root / "images/train/b.tif")
-    words_of_run = words(dataset_path=root, logdir=tmp_path, batchsize=1, **OWN)
-    one_line_each(finish(two_processes(words_of_run, tmp_path)), "b.tif: has uint8 values, but most images have uint16")
-    shutil.copy(root / "images/train/a.tif", root / "images/train/b.tif")
-    Image.new("RGB", (48, 40), (9, 8, 7)).save(root / "images/val/e.tif")
-    one_line_each(finish([start(words_of_run, tmp_path)]), "e.tif: ")
+    write(root / "images/val/e.tif", draw(2, "uint16", size=(40, 48)))
+    words_of_run = [*words(dataset_path=root, logdir=tmp_path, batchsize=1, **OWN), *bands()]
+    one_line_each(finish(two_processes(words_of_run, tmp_path)), "e.tif: has 2 band(s), so there is no --bands 5")
 
 
 def test_the_check_reads_as_training_does_and_finds_bad_values(data, tmp_path):
-    import shutil
-
     root = tmp_path / "data"
     shutil.copytree(data["deep"], root)
     summary, findings = check(root, bands=tuple(BANDS))

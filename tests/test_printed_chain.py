@@ -81,8 +81,8 @@ def test_a_messy_folder(tmp_path, capsys, monkeypatch):
     flags = ["--dataset", "Folder", "--image_path", "Bilder", "--train_path", "Masken", "--val_path", "Masken"]
     assert follow(root, capsys, *flags) == ["tools.convert", "tools.split"]
     out = root.with_name("Meine Übung_masks")
-    assert len(list((out / "masks").iterdir())) == 6  # the others are named, and left out
-    assert len([*(out / "train.txt").read_text().splitlines(), *(out / "val.txt").read_text().splitlines()]) == 6
+    assert len(list((out / "masks").iterdir())) == 7  # the others are named, and left out
+    assert len([*(out / "train.txt").read_text().splitlines(), *(out / "val.txt").read_text().splitlines()]) == 7
 
 
 @pytest.mark.parametrize("kind", ["labelme", "coco", "yolo", "cvat"])

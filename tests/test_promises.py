@@ -294,7 +294,8 @@ def test_windows_that_are_too_many_for_any_image_are_refused_at_the_start(tmp_pa
 
 
 def test_the_printed_check_reads_the_data_as_the_run_does():
-    chosen = {item.name: f"my {item.name}" for item in dataclasses.fields(Paths)} | {"classes": "my names"}
+    chosen: dict = {item.name: f"my {item.name}" for item in dataclasses.fields(Paths)} | {"classes": "my names"}
+    chosen |= {"bands": (4, 3, 2), "stretch": (2.5, 98.0), "value_range": (-1.0, 1e-3)}
     command = data_check_command(Config(dataset="Folder", dataset_path="data", **chosen))
     given = CHECK.command_line(shlex.split(command.partition("tools.check ")[2])).values
     assert chosen.items() <= given.items()

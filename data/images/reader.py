@@ -8,7 +8,9 @@ import numpy as np
 
 from data.images import Header, read_header, read_image
 from data.images.deep import deep_header, read_values
-from support.errors import InputError
+from support.errors import InputError, NotRGBError
+
+HAVE_8_BITS = {"uint8", "bool"}  # numpy's types
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,9 @@ class ImageReader:
 
     bands: the bands for red, green and blue, counted from 1; one number stands for all three; (): 1 2 3, or 1 if there
     are fewer than three. value_range: LOW and HIGH, the values that become 0 and 255, or three such pairs, one a band;
-    (): the values have 8 bits. A value v becomes round((v - LOW) / (HIGH - LOW) * 255), limited to 0..255. NaN,
-    infinite values and the file's value for "no data" become 0. Without both, only 8-bit RGB or grey images are read.
+    (): all images have 8 bits. A value v becomes round((v - LOW) / (HIGH - LOW) * 255), limited to 0..255; values of 8
+    bits stay as they are. NaN, infinite values and the file's value for "no data" become 0. Without both, only 8-bit
+    RGB or grey images are read.
     """
 
     bands: tuple[int, ...] = ()
@@ -30,15 +33,23 @@ class ImageReader:
 
     def read(self, path: Path, long_side: int = 0) -> np.ndarray:
         """Return an image (H, W, 3) uint8 RGB, upright. long_side, errors: as in data.images.read_image()."""
-        if self.is_plain:
-            return read_image(path, long_side)
+        if not self.bands:
+            try:
+                return read_image(path, long_side)
+            except NotRGBError:
+                if not self.value_range:
+                    raise
         values, nodata = read_values(path)
         return self.reduce(values, str(path), nodata)
 
     def header(self, path: Path) -> Header:
         """Return a file's Header. Raises InputError if read() cannot read the file."""
-        if self.is_plain:
-            return read_header(path)
+        if not self.bands:
+            try:
+                return read_header(path)
+            except NotRGBError:
+                if not self.value_range:
+                    raise
         header = deep_header(path)
         self.check(header.bands, np.dtype(header.dtype), str(path))
         return header
@@ -47,7 +58,7 @@ class ImageReader:
         """Return an image (H, W, bands) of numbers as (H, W, 3) uint8.
 
         source: what the image is from, for messages. nodata: a value that becomes 0. Raises InputError if the image
-        has too few bands, or numbers that do not fit value_range.
+        has too few bands, or more than 8 bits without a value_range.
         """
         self.check(values.shape[2], values.dtype, source)
         limits = self.value_range * (3 if len(self.value_range) == 2 else 1)
@@ -69,23 +80,17 @@ class ImageReader:
             raise InputError(f"{source}: has {available} band(s), so there is no --bands {most}")
         if dtype.kind not in "biuf":
             raise InputError(f"{source}: has {dtype} values: save real numbers, such as their magnitude")
-        has_8_bits = dtype in (np.uint8, np.bool_)
-        if not (self.value_range or has_8_bits):
+        if not self.value_range and dtype.name not in HAVE_8_BITS:
             raise InputError(
                 f"{source}: has {dtype} values: name those that become 0 and 255 with --value_range LOW HIGH"
-            )
-        if has_8_bits and self.value_range and max(self.value_range) > 255:
-            raise InputError(
-                f"{source}: has values of 8 bits, but --value_range reaches {max(self.value_range):g}: use images as "
-                "the model was trained on"
             )
 
 
 def map_to_8_bits(values: np.ndarray, limits: tuple[float, ...], nodata: float | None) -> np.ndarray:
-    """Return one band (H, W) mapped to uint8 as ImageReader says. limits: LOW and HIGH; (): values have 8 bits."""
+    """Return one band (H, W) mapped to uint8 as ImageReader says. limits: LOW and HIGH; () if it has 8 bits."""
     if values.dtype == bool:
         values = values.astype(np.uint8) * np.uint8(255)
-    if not limits:
+    if values.dtype == np.uint8:
         return np.where(values == nodata, np.uint8(0), values) if nodata is not None else np.ascontiguousarray(values)
     if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:  # a table of all values takes less time
         least, most = np.iinfo(values.dtype).min, np.iinfo(values.dtype).max

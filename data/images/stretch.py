@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from data.images.deep import any_header, read_values
-from data.images.reader import ImageReader, is_valid
+from data.images.reader import HAVE_8_BITS, ImageReader, is_valid
 from data.label_check import spread
 from support.errors import UserError
 
 READING = ("bands", "stretch", "value_range")  # the flags on it
-HAVE_8_BITS = {"uint8", "bool"}
 STRETCH = (2.0, 98.0)  # percentiles, as geographic information systems have them by default
 NUM_IMAGES, NUM_PIXELS = 200, 2**20  # to measure: the values of at most so many images, and pixels in all of them
 
@@ -26,26 +25,27 @@ def choose_reading(
     """Return ({flag of READING: (value, reason)} for images that are not 8-bit RGB, warnings about their values).
 
     paths: the training images, or some of them. given: {flag: value} of READING, () if it is not set; values that are
-    set stay. mapper: works like map(). Raises UserError if a file cannot be read, or if images are of both kinds.
+    set stay. mapper: works like map(). Raises UserError if a file cannot be read, or if a flag has no effect.
     """
     paths = spread(list(dict.fromkeys(paths)), NUM_IMAGES)
     headers = dict(zip(paths, mapper(any_header, paths), strict=True))
-    kinds = Counter((header.dtype, header.bands) for header in headers.values())
-    (dtype, bands), _ = kinds.most_common(1)[0]
-    for path, header in headers.items():
-        if (header.dtype in HAVE_8_BITS) != (dtype in HAVE_8_BITS):
-            raise UserError(f"{path}: has {header.dtype} values, but most images have {dtype}: convert it")
+    deep = [path for path, header in headers.items() if header.dtype not in HAVE_8_BITS]
+    if not deep and (set_flag := next((name for name in ("stretch", "value_range") if given[name]), "")):
+        raise UserError(f"--{set_flag} has no effect: the images have 8 bits, which stay as they are: drop it")
     choices: dict[str, tuple[Any, str]] = {}
+    bands, _ = Counter(headers[path].bands for path in deep or paths).most_common(1)[0]
     if not given["bands"] and bands not in (1, 3, 4):
         choices["bands"] = (1, 2, 2) if bands == 2 else (1, 2, 3), f"of {bands} in a file; name others with --bands"
-    stretch = given["stretch"]
-    if not stretch and not given["value_range"] and dtype not in HAVE_8_BITS:
-        choices["stretch"] = stretch, _ = STRETCH, f"values are {dtype}"
-    if not stretch or given["value_range"]:
+    if not deep or given["value_range"]:
         return choices, []
+    stretch = given["stretch"] or STRETCH
+    if not given["stretch"]:
+        choices["stretch"] = stretch, f"values are {headers[deep[0]].dtype}"
     reader = ImageReader(given["bands"] or choices.get("bands", ((), ""))[0], (0.0, 1.0))
-    value_range, warnings = measure(paths, reader, stretch, mapper)
-    choices["value_range"] = value_range, f"{stretch[0]:g} % and {stretch[1]:g} % of values in {len(paths)} image(s)"
+    value_range, warnings = measure(deep, reader, stretch, mapper)
+    choices["value_range"] = value_range, f"{stretch[0]:g} % and {stretch[1]:g} % of values in {len(deep)} image(s)"
+    if plain := [path for path in paths if path not in set(deep)]:
+        warnings.append(f"{len(plain)} of {len(paths)} images have 8 bits and are read as they are: {plain[0]} ...")
     return choices, warnings
 
 

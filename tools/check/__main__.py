@@ -21,8 +21,8 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 from data.classes import read_classes
 from data.guess import GUESSED, NoDataSetError, class_file, guess_flags
 from data.images.deep import any_header, read_values
-from data.images.reader import ImageReader
-from data.images.stretch import HAVE_8_BITS, NUM_IMAGES, READING, choose_reading
+from data.images.reader import HAVE_8_BITS, ImageReader
+from data.images.stretch import NUM_IMAGES, READING, choose_reading
 from data.label_check import holds_only_255, infer_num_classes, spread
 from data.label_map import read_label_map
 from data.plain import find_flags
@@ -116,18 +116,17 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
 def choose_reader(paths: Paths, images: list[Path], summary: Summary) -> ImageReader:
     """Return the ImageReader that train.py would use for these training images, and note its flags in the summary.
 
-    Files that cannot be read, or have 8 bits where most have more, do not count: measure() finds them.
+    Files that cannot be read do not count: measure() finds them.
     """
-    has_8_bits: dict[Path, bool] = {}
+    readable = []
     for path in spread(images, NUM_IMAGES):
         with contextlib.suppress(InputError):
-            is_plain = any_header(path).dtype in HAVE_8_BITS
-            has_8_bits[path] = is_plain or not read_values(path)[0].size
+            if any_header(path).dtype in HAVE_8_BITS or read_values(path)[0].size:
+                readable.append(path)
     given = {name: getattr(paths, name) for name in READING}
-    most = 2 * sum(has_8_bits.values()) >= len(has_8_bits)
-    usual = [path for path, is_plain in has_8_bits.items() if is_plain == most]
-    choices = choose_reading(usual, given)[0] if usual else {}
+    choices, warnings = choose_reading(readable, given) if readable else ({}, [])
     summary.notes += [f"images are read with {describe(choices)}"] if choices else []
+    summary.notes += warnings
     chosen = given | {name: value for name, (value, _) in choices.items()}
     return ImageReader(chosen["bands"], chosen["value_range"])
 

@@ -16,7 +16,7 @@ ERRORS = {
     "two-files-of-one-name": ("two files differ only in their suffix", "remove or rename one"),
     "in-two-splits": ("an image is in two splits", "remove it from one: a score on training images means nothing"),
     "image-unreadable": (
-        "an image is truncated, not an image, or unlike the others",
+        "an image is truncated, not an image, or lacks a band",
         "replace or convert it",
     ),
     "label-unreadable": ("a label is truncated, not an image, or of a kind that is not read", "replace or convert it"),

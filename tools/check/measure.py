@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from data.images import LABEL_MODES, label_values
-from data.images.files import MASK, jpeg_damage, lossy_codec, num_frames, opened, orientation
-from data.images.reader import ImageReader
+from data.images.files import MASK, is_tiff, jpeg_damage, lossy_codec, num_frames, opened, orientation
+from data.images.reader import HAVE_8_BITS, ImageReader
 from data.images.stretch import sample
 from data.label_check import is_smoothed
 from data.label_map import UNLISTED, LabelMap
@@ -91,8 +91,9 @@ def measure(item: Sample, reader: ImageReader, label_map: LabelMap | None = None
 def _measure_image(path: Path, reader: ImageReader) -> ImageFacts:
     try:
         pixels, header = reader.read(path), reader.header(path)
-        missing = 0.0 if reader.is_plain else np.isnan(sample(path, reader)).any(axis=1).mean()
-        damage = jpeg_damage(path) if reader.is_plain else ""
+        is_deep = header.dtype not in HAVE_8_BITS
+        missing = np.isnan(sample(path, reader)).any(axis=1).mean() if is_deep else 0.0
+        damage = "" if is_deep or is_tiff(path) else jpeg_damage(path)
     except UserError as error:
         return ImageFacts(path, [("image-unreadable", str(error).removeprefix(f"{path}: "))])
     problems = [("image-frames", f"{header.frames} frames")] if header.frames > 1 else []

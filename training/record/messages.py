@@ -225,6 +225,7 @@ def resume_hint(cfg: Config, group: Group, folder: Path | None) -> str:
 def data_check_command(cfg: Config) -> str:
     """Return the command line that checks this run's data set, without --numclasses, which may be wrong."""
     names = "classes list_path image_path train_path val_path pseudo_path image_suffix label_suffix label_map"
-    values = {name: getattr(cfg, name) for name in f"{names} train_split val_split".split()}
+    names += " train_split val_split bands stretch value_range"
+    values = {name: getattr(cfg, name) for name in names.split()}
     words = [cfg.dataset_path, "--dataset", cfg.dataset, *as_words(without_defaults(values))]
     return python_command("-m", "tools.check", *words)
