@@ -96,9 +96,10 @@ class Windows:
         return F.interpolate(rows, size=(bottom - top, out[1]), mode="bilinear", align_corners=False)
 
     def _scaled_rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """Return rows top..bottom - 1 at the scaled image's size, averaged over the windows that cover each pixel.
+        """Return rows top..bottom - 1 at the scaled image's size: the mean of the windows that cover each pixel.
 
-        The result is (B, C, rows, scaled width): probabilities or, without softmax, logits.
+        A window's weight falls to almost 0 at its border, so that no border shows in the mean. The result is
+        (B, C, rows, scaled width): probabilities or, without softmax, logits.
         """
         height, width = self.window
         top, bottom = top + self.offset[0], bottom + self.offset[0]
@@ -107,18 +108,20 @@ class Windows:
             return self._window_rows(0, 0, top, bottom, softmax=softmax)[..., columns]
         shape = (*self.logits.shape[3:5], bottom - top, self.lefts[-1] + width)
         sums = self.logits.new_zeros(shape).contiguous(memory_format=torch.channels_last)
-        covered = [sums.new_zeros(length) for length in sums.shape[2:]]  # number of windows over each row, each column
+        weights, of_column = (_weights(length, sums) for length in self.window)
+        totals = [sums.new_zeros(length) for length in sums.shape[2:]]  # of the weights over each row, each column
         for row, window_top in enumerate(self.tops):
             first, last = max(top, window_top), min(bottom, window_top + height)
             if first >= last:
                 continue
-            covered[0][first - top : last - top] += 1
+            of_row = weights[first - window_top : last - window_top]
+            totals[0][first - top : last - top] += of_row
             for column, left in enumerate(self.lefts):
                 values = self._window_rows(row, column, first - window_top, last - window_top, softmax=softmax)
-                sums[:, :, first - top : last - top, left : left + width] += values
+                sums[:, :, first - top : last - top, left : left + width].addcmul_(values, of_row[:, None] * of_column)
         for left in self.lefts:
-            covered[1][left : left + width] += 1
-        sums /= covered[0].unsqueeze(1) * covered[1]
+            totals[1][left : left + width] += of_column
+        sums /= totals[0].unsqueeze(1) * totals[1]
         return sums[..., columns]
 
     def _window_rows(self, row: int, column: int, top: int, bottom: int, *, softmax: bool) -> Tensor:
@@ -137,6 +140,12 @@ class Windows:
 
     def _range(self, first: int, stop: int) -> Tensor:
         return torch.arange(first, stop, dtype=torch.float64, device=self.logits.device)
+
+
+def _weights(length: int, like: Tensor) -> Tensor:
+    """Return the weights of a window's rows or columns, a raised cosine: (length,), above 0, largest in the middle."""
+    positions = torch.arange(length, dtype=like.dtype, device=like.device) + 0.5
+    return torch.sin(positions * (math.pi / length)) ** 2
 
 
 def _rows_at(values: Tensor, y: Tensor) -> Tensor:

@@ -39,7 +39,10 @@ def model() -> nn.Module:
 
 
 def slow_probs(model, image: np.ndarray, scales, flip: bool, window: int, stride_rate: float, long_side: int):
-    """semseg's protocol, written down as it reads: one image, one window, one scale at a time, sums in float64."""
+    """semseg's protocol, written down as it reads: one image, one window, one scale at a time, sums in float64.
+
+    But a window weighs (1 - cos(2 pi (i + 0.5) / n)) / 2 in row i of n, and alike in each column: Hann's window.
+    """
     height, width = image.shape[:2]
     total = np.zeros((5, height, width))
     for scale in scales:
@@ -65,8 +68,9 @@ def slow_probs(model, image: np.ndarray, scales, flip: bool, window: int, stride
                 probs = window_probs(model, crop)
                 if flip:
                     probs = (probs + window_probs(model, crop.flip(3))[:, :, ::-1]) / 2
-                sums[:, here[0], here[1]] += probs
-                count[here[0], here[1]] += 1
+                hann = [(1 - np.cos(2 * np.pi * (np.arange(n) + 0.5) / n)) / 2 for n in (crop_height, crop_width)]
+                sums[:, here[0], here[1]] += probs * np.outer(*hann)
+                count[here[0], here[1]] += np.outer(*hann)
         probs = (sums / count)[:, top : top + new_height, left : left + new_width]
         total += F.interpolate(torch.from_numpy(probs)[None], size=(height, width), mode="bilinear")[0].numpy()
     return total / len(scales)
