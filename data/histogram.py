@@ -14,12 +14,15 @@ from support.batch import Batch
 from support.labels import IGNORE
 from support.processes import ThreadPool
 
+MOST = 2**23  # pixels that are counted at once: cv2.calcHist returns float32, which is exact to 2**24
+
 
 def value_histogram(values: np.ndarray) -> np.ndarray:
     """Return the number of pixels of each value in a map, (256,) int64. values: (H, W) uint8."""
-    if values.size >= 2**24:  # cv2.calcHist returns float32, which is exact below
-        return np.bincount(values.ravel(), minlength=256)
-    return cv2.calcHist([values], [0], None, [256], [0, 256]).ravel().astype(np.int64)
+    flat = values.reshape(1, -1)
+    parts = [flat[:, start : start + MOST] for start in range(0, flat.size, MOST)] if flat.size > MOST else [values]
+    counts = [cv2.calcHist([part], [0], None, [256], [0, 256]).ravel().astype(np.int64) for part in parts]
+    return np.sum(counts, axis=0)
 
 
 def count_batch(batch: Batch) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from data.classes import Classes
+from data.histogram import value_histogram
 from support.labels import IGNORE, is_foreground
 
 JPEG_QUALITY = 90  # of overlays and augmented.jpg
@@ -35,8 +36,9 @@ def overlay(
     """
     painted = colours[label]
     mixed = cv2.addWeighted(image, 1 - opacity, painted, opacity, 0)
-    mixed = np.where(is_foreground(label, background)[..., None], mixed, image)
-    return np.where(contours(label, background)[..., None], painted, mixed)
+    np.copyto(mixed, image, where=~is_foreground(label, background)[..., None])
+    np.copyto(mixed, painted, where=contours(label, background)[..., None])
+    return mixed
 
 
 def contours(label: np.ndarray, background: int | None) -> np.ndarray:
@@ -82,7 +84,7 @@ def with_legend(picture: np.ndarray, label: np.ndarray, classes: Classes, hidden
 
     picture: (H, W, 3) uint8 RGB. label: class numbers, of any shape; 255 and `hidden` get no name.
     """
-    present = np.flatnonzero(np.bincount(label.ravel())).tolist()
+    present = np.flatnonzero(value_histogram(label.reshape(len(label), -1).astype(np.uint8, copy=False))).tolist()
     numbers = [number for number in present if number not in (IGNORE, hidden)]
     if not numbers:
         return picture

@@ -124,6 +124,36 @@ def test_equal_to_a_plain_slow_implementation(model, monkeypatch, size, settings
         assert (labels[number].numpy() == expected.argmax(0))[clear].all()
 
 
+class ByWindow(Tiny):
+    """Its logits are one value in all of a window, and differ much from window to window."""
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        level = images.float().mean((1, 2, 3)).view(-1, 1, 1, 1) / 16
+        return {"logits": level * torch.linspace(-1, 1, 5).view(1, 5, 1, 1).expand(len(images), 5, 5, 5)}
+
+
+@pytest.mark.parametrize(("stride_rate", "starts"), [(2 / 3, [0, 22, 44, 57]), (0.5, [0, 17, 34, 51, 57])])
+def test_no_seam_at_the_borders_of_windows(stride_rate, starts):
+    """Windows of 33 rows in 90. In the first row of a window, its weight is sin^2(pi / 66) = 0.0023.
+
+    The windows over the row above weigh 0.2 or more together there, so the mean moves by at most 0.012 of the
+    difference between windows. Equal weights would move it by half of the difference.
+    """
+    ramp = torch.linspace(0, 255, 90).byte().view(1, 90, 1, 1).expand(1, 90, 33, 3).contiguous()
+    predictor = Predictor(ByWindow().eval(), window=33, stride_rate=stride_rate)
+    [windows] = predictor._windows((90, 33))
+    assert windows.tops == starts
+    rows = torch.cat([band for _, band in predictor.probs(ramp)], dim=2)[0, :, :, 0]
+    alone = [predictor.probs(ramp[:, top : top + 33]).__next__()[1][0, :, 0, 0] for top in starts]
+    furthest = (torch.stack(alone).amax(0) - torch.stack(alone).amin(0)).max()
+    assert furthest > 0.2
+    borders = [border for top in starts for border in (top, top + 33) if 0 < border < 90]
+    jumps = torch.stack([(rows[:, border] - rows[:, border - 1]).abs().max() for border in borders])
+    assert jumps.max() < 0.012 * furthest
+    torch.testing.assert_close(rows[:, 0], alone[0])  # only the first window covers it
+    torch.testing.assert_close(rows[:, 89], alone[-1])
+
+
 MANY_WINDOWS = {"long_side": 900, "window": 33, "stride_rate": 1e-4}
 
 
