@@ -165,9 +165,9 @@ class Lovasz(RegionTerm):
             # Ignored pixels come last: all pixels of the class are missed by then, so they add 0.
             order = falling_order(errors.masked_fill(~labelled, -1.0))
             missed = inside.gather(1, order)
-            size = inside.sum(1, keepdim=True)
+            size = inside.sum(1, keepdim=True, dtype=torch.int32)
             num_missed = missed.cumsum(1, dtype=torch.int32)  # --deterministic refuses it for floats
-            rank = torch.arange(1, p.shape[1] + 1, device=p.device)
+            rank = torch.arange(1, p.shape[1] + 1, device=p.device, dtype=torch.int32)
             union = (size + rank - num_missed).to(p.dtype)
             # 1 - I / U grows by 1 / U when a pixel of the class is missed, and by I / (U - 1) - I / U when a pixel of
             # another class joins the union. Closed forms, because the difference would lose digits.
