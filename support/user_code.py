@@ -69,7 +69,8 @@ def load(flag: str, text: str) -> UserCode:
 
 def describe(error: BaseException) -> str:
     """Return an error of the user's code in one line: its class and text, and the line of that code, if any."""
-    last = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)][-1:]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    last = [frame for frame in frames if "torch" not in Path(frame.filename).parts][-1:] or frames[-1:]
     where = f" ({last[0].filename} line {last[0].lineno})" if last else ""
     if isinstance(error, SyntaxError):
         where = f" ({error.filename} line {error.lineno})"

@@ -86,6 +86,14 @@ class Odd(nn.Conv2d):
     def forward(self, x):
         return super().forward(x) * float(self.gives or 1)
 
+class Pooled(nn.Conv2d):  # as SegFormer, which reduces its features by 8
+    def __init__(self, num_classes):
+        super().__init__(3, num_classes, 1)
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x + nn.functional.interpolate(nn.functional.avg_pool2d(x, 32), x.shape[2:])
+
 def lazy(num_classes):
     return nn.LazyConv2d(num_classes, 1)
 
@@ -186,6 +194,16 @@ def test_a_checkpoint_runs_no_code_unless_the_user_names_it(trained, nets, tmp_p
     nets.write_text(NETS + "\n# more")
     segtrain.load(trained, model_type=name)
     assert f"--model_type {name}: its file has changed since {trained} was written" in capsys.readouterr().out
+
+
+def test_an_export_is_compared_on_the_sizes_that_the_network_takes(demo_root, tmp_path, nets, capsys):
+    own = DENSE | {"model_type": f"{nets}:Pooled", "layers": None}
+    train.main(flags(dataset_path=demo_root, logdir=tmp_path, name="run", max_steps=1, epochs=None, **own))
+    export.main(["--checkpoint", str(tmp_path / "run/last.pt"), "--model_type", own["model_type"]])
+    said = [line for line in capsys.readouterr().out.splitlines() if "takes no images of 130x17 pixels: RuntimeError: " in line]
+    assert len(said) == 2  # of two batches
+    assert "my_nets.py line" in said[0]
+    assert (tmp_path / "run/last.onnx").is_file()
 
 
 def test_scores_are_the_same_unfolded(trained, nets, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Check that an exported file predicts what PyTorch predicts."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -7,7 +8,11 @@ from torch import Tensor, nn
 
 from inference.exporting.graph import whole_image_logits
 from inference.predictor import Predictor
+from models.custom import CustomNetwork
 from support.errors import UserError
+from support.user_code import describe
+
+log = logging.getLogger("segtrain")
 
 # Allowed difference of logits and probabilities, as a fraction of the largest logit. Other runtimes sum in another
 # order; PyTorch rounds the inputs of convolutions to 10 bits on CUDA (TF32).
@@ -21,11 +26,18 @@ def compare_file(
     """Compare an exported file with the PyTorch model, and return a line of text about the result.
 
     run: function from a batch to the file's outputs. names: the outputs' names. batches: (B, H, W, 3) uint8 RGB on the
-    model's device. Raises UserError on the first difference that rounding does not explain.
+    model's device. Those of a size that a network of the user's own cannot take are left out. Raises UserError on the
+    first difference that rounding does not explain, or if no batch is left.
     """
     predictor, num_pixels, num_ties = Predictor(model), 0, 0
     for images in batches:
-        labels, logits = predictor.labels(images), whole_image_logits(model, images)
+        try:
+            labels, logits = predictor.labels(images), whole_image_logits(model, images)
+        except Exception as error:
+            if not isinstance(model.backbone, CustomNetwork):
+                raise
+            log.info(f"the network takes no images of {images.shape[2]}x{images.shape[1]} pixels: {describe(error)}")
+            continue
         num_pixels += labels.numel()
         try:
             num_ties += compare_outputs(labels, logits, dict(zip(names, run(images), strict=True)))
@@ -34,6 +46,8 @@ def compare_file(
             raise UserError(
                 f"the ONNX file fails on images of {tuple(images.shape[1:3])} ({problem}), so it was not kept"
             ) from None
+    if not num_pixels:
+        raise UserError("the network takes none of the images to compare with, so the ONNX file was not kept")
     return f"{num_pixels} pixels equal PyTorch's, except {num_ties} ties"
 
 
