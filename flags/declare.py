@@ -38,7 +38,7 @@ class Flag:
     needs: tuple[str, Callable[[Any], bool]] | None = None  # (text, test) of what it needs to have an effect
     per_launch: bool = False  # belongs to one start of the program and is not saved with the run
     per_rank: bool = False  # may differ between ranks, such as a path or a device
-    accepts: Callable[[str], bool] | None = None  # a test of values beside the choices
+    accepts: tuple[str, Callable[[str], bool]] | None = None  # (text, test) of values beside the choices
     takes_mapping: bool = False  # in YAML, a section of this name is its value: a list of words "key=value"
     is_argument: bool = False  # a word without --name, such as a folder; required if the default is None
     name: str = ""
@@ -85,10 +85,11 @@ class Flag:
             raise UserError(f"{where} {converted}: must be {allowed}")
         if self.kind is int and abs(converted) >= 2**63:
             raise UserError(f"{where} {converted}: must have at most 64 bits")
-        if self.choices and converted not in self.choices and not (self.accepts and self.accepts(converted)):
+        if self.choices and converted not in self.choices and not (self.accepts and self.accepts[1](converted)):
+            known = ", ".join(map(str, self.choices)) + (f", or {self.accepts[0]}" if self.accepts else "")
             near = difflib.get_close_matches(str(converted), map(str, self.choices), n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise UserError(f"{where}: {value!r} is not known: {hint}One of {', '.join(map(str, self.choices))}")
+            raise UserError(f"{where}: {value!r} is not known: {hint}One of {known}")
         return converted
 
 

@@ -117,7 +117,7 @@ class ModelFlags:
         "architecture; res50_ASPP_lorm is CDSP's deeplabv2; or a network of your own: FILE.py:NAME, "
         "PACKAGE.MODULE:NAME or smp:NAME [res50_ASPP_lorm; without pseudo-labels res50_ASPP]",
         choices=tuple(MODEL_TYPES),
-        accepts=is_own_network,
+        accepts=("FILE.py:NAME, PACKAGE.MODULE:NAME or smp:NAME", is_own_network),
     )
     model_args: tuple[str, ...] = flag(
         (),

@@ -200,7 +200,8 @@ def test_an_export_is_compared_on_the_sizes_that_the_network_takes(demo_root, tm
     own = DENSE | {"model_type": f"{nets}:Pooled", "layers": None}
     train.main(flags(dataset_path=demo_root, logdir=tmp_path, name="run", max_steps=1, epochs=None, **own))
     export.main(["--checkpoint", str(tmp_path / "run/last.pt"), "--model_type", own["model_type"]])
-    said = [line for line in capsys.readouterr().out.splitlines() if "takes no images of 130x17 pixels: RuntimeError: " in line]
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if "takes no images of 130x17 pixels: RuntimeError: " in line]
     assert len(said) == 2  # of two batches
     assert "my_nets.py line" in said[0]
     assert (tmp_path / "run/last.onnx").is_file()

@@ -188,6 +188,15 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     assert "more than half of the pixels are labelled" in capsys.readouterr().err
 
 
+def test_programs_that_read_a_model_of_ones_own_get_its_name(data, tmp_path, monkeypatch):
+    commands: list[list[str]] = []
+    monkeypatch.setattr(scribble_pipeline, "run", lambda *words, **_: commands.append(list(map(str, words))))
+    own = ["--model_type", "docs/examples/networks.py:SmallUNet"]
+    assert scribble_pipeline.main([str(data), str(tmp_path / "work"), *own]) == 0
+    simulate, *others = commands
+    assert [" ".join(own) in " ".join(words) for words in others] == [True] * 4  # train, pseudo, train, evaluate
+
+
 def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):
     process = start(data, tmp_path / "work", "--processes", "2", "--epochs", "500")
     wait_until((tmp_path / "work/round_0/last.pt").is_file, [process])

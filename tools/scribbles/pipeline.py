@@ -38,6 +38,7 @@ from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
 from support.terminal import say, warn
+from support.user_code import is_code
 from tools.check.rules import DENSE
 from tools.scribbles.__main__ import READER as SIMULATE
 
@@ -134,6 +135,7 @@ def run_steps(args: PipelineFlags) -> None:
     reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh")
     passed_on = {name: getattr(cfg, name) for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default}
     launch = [word for name, value in passed_on.items() for word in (f"--{name}", value)]
+    launch += ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []  # no checkpoint runs code by itself
 
     def train(number: int, *more: object) -> None:
         folders = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", f"round_{number}"]
