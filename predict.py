@@ -25,6 +25,7 @@ import torch
 
 from data.classes import Classes, read_classes
 from data.images import Header, several_frames
+from data.images.reader import HAVE_8_BITS
 from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
@@ -132,6 +133,9 @@ def predict(
     readable = {name: header.size for name, header in good.items()}
     if line := several_frames({inputs[name]: header.frames for name, header in good.items()}):
         log.warning(line)
+    plain = [inputs[name] for name, header in good.items() if header.dtype in HAVE_8_BITS]
+    if model.reader.value_range and plain:
+        log.warning(f"{len(plain)} of {len(good)} images have 8 bits and are read as they are: {plain[0]} ...")
     names = list(readable)
     ranks = {"rank": group.rank, "world_size": group.world_size}
     batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches

@@ -74,7 +74,7 @@ def _tiff(path: Path) -> Iterator[tuple[Any, dict[int, Any]]]:
     tifffile = import_extra("tifffile")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it would print a line of its own for a damaged file
     try:
-        with tifffile.TiffFile(path) as file:
+        with tifffile.TiffFile(path, is_ome=False) as file:  # OME's metadata may refer to other files
             series = file.series[0]
             tags = {tag.code: tag.value for tag in series.keyframe.tags}
             _check_whole(path, file, series)
@@ -110,7 +110,7 @@ def _check_whole(path: Path, file: Any, series: Any) -> None:
 def _read_tiff(path: Path) -> tuple[np.ndarray, float | None]:
     with _tiff(path) as (series, tags):
         axes = series.axes
-        values = np.moveaxis(series.asarray(), (axes.index("Y"), axes.index("X")), (0, 1))
+        values = np.moveaxis(series.asarray(maxworkers=1), (axes.index("Y"), axes.index("X")), (0, 1))
         values = values.reshape(*values.shape[:2], -1)
         if series.keyframe.photometric == 0 and values.dtype.kind == "u":  # 0 is white
             values = ~values

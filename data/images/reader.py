@@ -77,7 +77,9 @@ class ImageReader:
 
     def check(self, available: int, dtype: np.dtype, source: str) -> None:
         if (most := max(self._numbers(available))) > available:
-            raise InputError(f"{source}: has {available} band(s), so there is no --bands {most}")
+            raise InputError(
+                f"{source}: has {available} band(s), but --bands needs {most}: choose others, or remove it"
+            )
         if dtype.kind not in "biuf":
             raise InputError(f"{source}: has {dtype} values: save real numbers, such as their magnitude")
         if not self.value_range and dtype.name not in HAVE_8_BITS:

@@ -30,8 +30,8 @@ def choose_reading(
     paths = spread(list(dict.fromkeys(paths)), NUM_IMAGES)
     headers = dict(zip(paths, mapper(any_header, paths), strict=True))
     deep = [path for path, header in headers.items() if header.dtype not in HAVE_8_BITS]
-    if not deep and (set_flag := next((name for name in ("stretch", "value_range") if given[name]), "")):
-        raise UserError(f"--{set_flag} has no effect: the images have 8 bits, which stay as they are: drop it")
+    if not deep and given["stretch"]:
+        raise UserError("--stretch has no effect: the training images have 8 bits, which stay as they are: drop it")
     choices: dict[str, tuple[Any, str]] = {}
     bands, _ = Counter(headers[path].bands for path in deep or paths).most_common(1)[0]
     if not given["bands"] and bands not in (1, 3, 4):
@@ -42,6 +42,7 @@ def choose_reading(
     if not given["stretch"]:
         choices["stretch"] = stretch, f"values are {headers[deep[0]].dtype}"
     reader = ImageReader(given["bands"] or choices.get("bands", ((), ""))[0], (0.0, 1.0))
+    deep = [path for path in deep if headers[path].bands >= max(reader.bands, default=1)] or deep[:1]
     value_range, warnings = measure(deep, reader, stretch, mapper)
     choices["value_range"] = value_range, f"{stretch[0]:g} % and {stretch[1]:g} % of values in {len(deep)} image(s)"
     if plain := [path for path in paths if path not in set(deep)]:
@@ -52,7 +53,7 @@ def choose_reading(
 def measure(
     paths: Sequence[Path], reader: ImageReader, percentiles: tuple[float, ...], mapper: Callable[..., Iterable] = map
 ) -> tuple[tuple[float, ...], list[str]]:
-    """Return (a value_range of three pairs, warnings): percentiles of each band that `reader` selects.
+    """Return (a value_range, warnings): percentiles of each band that `reader` selects, one pair if all are equal.
 
     Values that are NaN, infinite or "no data" do not count. Raises UserError if a band has a single value.
     """
@@ -67,14 +68,16 @@ def measure(
     limits: list[float] = []
     for channel, column in enumerate(values.T):
         column = column[~np.isnan(column)]
-        low, high = np.percentile(column, percentiles).tolist() if len(column) else (0.0, 0.0)
-        if low == high and len(column):
-            low, high = float(column.min()), float(column.max())
+        low, high = np.percentile(column, percentiles).tolist() if len(column) else (math.nan, math.nan)
         if low == high:
-            problem = f"{('red', 'green', 'blue')[channel]} has the value {low:g} in all of {len(paths)} images"
+            low, high = float(column.min()), float(column.max())
+        if not low < high:
+            single = f"the value {low:g}" if len(column) else "NaN, infinite or nodata values"
+            problem = f"{('red', 'green', 'blue')[channel]} has only {single} in {len(paths)} image(s)"
             raise UserError(f"{paths[0].parent}: {problem}: choose other --bands, or set --value_range")
-        limits += [low, high]
-    return tuple(limits), warnings
+        digits = 5 - math.floor(math.log10(high - low))  # a thousandth of what one of 255 steps is
+        limits += [round(low, digits), round(high, digits)]
+    return tuple(limits[:2] if limits == limits[:2] * 3 else limits), warnings
 
 
 def sample(path: Path, reader: ImageReader, most: int = 2**62) -> np.ndarray:
