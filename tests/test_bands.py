@@ -160,7 +160,7 @@ def test_bands_of_ordinary_files(tmp_path):
     assert turned.header(tmp_path / "a.jpg").size == (SIZE[1], SIZE[0])
     assert (ImageReader((), (50.0, 100.0)).read(tmp_path / "a.png") == values[..., :3]).all()
     assert choose_reading([tmp_path / "a.png"], NOT_SET) == ({}, [])
-    with refused("--stretch has no effect: the images have 8 bits"):
+    with refused("--stretch has no effect: the training images have 8 bits"):
         choose_reading([tmp_path / "a.png"], NOT_SET | {"stretch": (2.0, 98.0)})
 
 
