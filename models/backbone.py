@@ -74,9 +74,10 @@ def cut_padding(x: Tensor, images: Tensor, padded: Tensor) -> Tensor:
     """Cut a map (B, C, h, w) of padded images at the bottom and right, to the part that shows the images."""
     if padded is images:
         return x
-    # Keep ceil(length * part / whole).
-    (height, all_rows), (width, all_columns) = zip(images.shape[2:], padded.shape[2:], strict=True)
-    return x[:, :, : -(-x.shape[2] * height // all_rows), : -(-x.shape[3] * width // all_columns)]
+    # Keep ceil(length * part / whole), without dividing a negative number: ONNX rounds the quotient towards 0.
+    sizes = zip(x.shape[2:], images.shape[2:], padded.shape[2:], strict=True)
+    rows, columns = (length - length * (whole - part) // whole for length, part, whole in sizes)
+    return x[:, :, :rows, :columns]
 
 
 class ResNetBackbone(Backbone):
