@@ -189,11 +189,11 @@ def test_an_image_of_one_value_is_said_and_a_band_of_one_value_stops(tmp_path):
     assert choose_reading(paths, NOT_SET)[1] == [f"1 of 2 images have one value in all pixels: {paths[0]} ..."]
     other[..., 1] = 9
     write(paths[1], other)
-    with refused("green has only the value 9 in 2 image(s): choose other --bands, or set --value_range"):
+    with refused("the band for green has only the value 9 in 2 image(s): choose other --bands, or set --value_range"):
         choose_reading(paths, NOT_SET)
     assert choose_reading(paths, NOT_SET | {"value_range": (0.0, 9.0)}) == ({}, [])
     path = write(tmp_path / "nan.tif", np.full((*SIZE, 1), np.nan, np.float32))
-    with refused("red has only NaN, infinite or nodata values in 1 image(s): choose"):
+    with refused("the band for red has only NaN, infinite or nodata values in 1 image(s): choose"):
         choose_reading([path], NOT_SET)
     mostly = np.zeros((*SIZE, 1), np.uint16)
     mostly[0, 0] = 70
@@ -214,7 +214,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     deep = write(tmp_path / "deep.tif", draw(2, "uint16"))
     waves = write(tmp_path / "waves.tif", draw(2, "float32").astype(np.complex64))
     for reader, path, said in (
-        (ImageReader((1, 2, 3), (0.0, 9.0)), deep, "deep.tif: has 2 band(s), but --bands needs 3: choose others"),
+        (ImageReader((1, 2, 3), (0.0, 9.0)), deep, "deep.tif: has 2 band(s), but --bands needs 3: name other bands"),
         (ImageReader((1,)), deep, "deep.tif: has uint16 values: name those that become 0 and 255 with --value_range"),
         (ImageReader(), deep, "deep.tif: 2 channel(s) of 16 bits: images must be 8-bit RGB"),
         (ImageReader((1,), (0.0, 9.0)), waves, "waves.tif: has complex64 values: save real numbers"),
@@ -370,7 +370,7 @@ def test_an_image_that_lacks_a_band_stops_all_processes(data, tmp_path):
     write(root / "images/val/e.tif", draw(2, "uint16", size=(40, 48)))
     words_of_run = [*words(dataset_path=root, logdir=tmp_path, batchsize=1, **OWN), *bands()]
     one_line_each(
-        finish(two_processes(words_of_run, tmp_path)), "e.tif: has 2 band(s), but --bands needs 5: choose others"
+        finish(two_processes(words_of_run, tmp_path)), "e.tif: has 2 band(s), but --bands needs 5: name other bands"
     )
 
 

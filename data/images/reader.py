@@ -78,7 +78,7 @@ class ImageReader:
     def check(self, available: int, dtype: np.dtype, source: str) -> None:
         if (most := max(self._numbers(available))) > available:
             raise InputError(
-                f"{source}: has {available} band(s), but --bands needs {most}: choose others, or remove it"
+                f"{source}: has {available} band(s), but --bands needs {most}: name other bands, or remove the file"
             )
         if dtype.kind not in "biuf":
             raise InputError(f"{source}: has {dtype} values: save real numbers, such as their magnitude")

@@ -73,7 +73,7 @@ def measure(
             low, high = float(column.min()), float(column.max())
         if not low < high:
             single = f"the value {low:g}" if len(column) else "NaN, infinite or nodata values"
-            problem = f"{('red', 'green', 'blue')[channel]} has only {single} in {len(paths)} image(s)"
+            problem = f"the band for {('red', 'green', 'blue')[channel]} has only {single} in {len(paths)} image(s)"
             raise UserError(f"{paths[0].parent}: {problem}: choose other --bands, or set --value_range")
         digits = 5 - math.floor(math.log10(high - low))  # a thousandth of what one of 255 steps is
         limits += [round(low, digits), round(high, digits)]
