@@ -114,7 +114,8 @@ class Predictor:
     mirror images included; a CPU takes fewer, see CPU_PASS_PIXELS. amp: precision of the forward pass, as --amp.
     source: where flags are from, for messages. reader: reads image files as in training; not used here.
 
-    Whole maps exist only as logits at the model's stride. Full-size maps exist for one band of rows at a time, with
+    Whole maps exist only as logits at the model's stride and, with sliding windows at one scale, not at all: a row of
+    windows is predicted when it is needed, and dropped below it. Full-size maps exist for one band of rows, with
     BAND_BYTES or CPU_BAND_BYTES of probabilities. Bands and batch_size change results by rounding only.
     """
 
@@ -158,11 +159,11 @@ class Predictor:
         batch, height, width = images.shape[:3]
         passes = self._predict(images, step)
         # With a single map the largest logit is the largest probability, so labels need no softmax.
-        softmax = probs or not (len(passes) == 1 and passes[0].is_plain)
+        softmax = probs or not (len(passes) == 1 and passes[0].is_plain and not self.flip)
         # A row of the scaled image may be wider than a row of the image.
         pixels_a_row = max(width, *(scaled.pixels_a_row for scaled in passes))
         num_bytes = min(BAND_BYTES, CPU_BAND_BYTES) if images.is_cpu else BAND_BYTES
-        num_rows = max(1, int(num_bytes / (4 * batch * passes[0].logits.shape[4] * pixels_a_row)))
+        num_rows = max(1, int(num_bytes / (4 * batch * passes[0].logits(0).shape[3] * pixels_a_row)))
         for top in range(0, height, num_rows):
             step(0)
             bottom = min(top + num_rows, height)
@@ -179,40 +180,41 @@ class Predictor:
         return [Windows.over(size, scale, *sizes) for scale in self.scales]
 
     def _predict(self, images: Tensor, step: Step) -> list[Windows]:
-        """Return all windows of images (B, H, W, 3) at each scale, with their logits at the model's stride.
-
-        The logits of a mirror image are mirrored back. The dtype is float32, or float64 if the model's is.
-        """
+        """Return the windows over images (B, H, W, 3) at each scale. They predict logits when these are needed."""
         out = (images.shape[1], images.shape[2])
         passes = self._windows(out)
         if 0 < self.long_side < max(out):
             images = resize(images, scaled_size(out, self.long_side))
-        outputs, sides = self._outputs(images, passes, step), 2 if self.flip else 1
         for windows in passes:
-            shape = len(windows.tops), len(windows.lefts), len(images)
-            first = next(outputs)
-            dtype = first.dtype if first.dtype == torch.float64 else torch.float32
-            logits = first.new_empty((sides, math.prod(shape), *first.shape), dtype=dtype)
-            for position in range(sides * math.prod(shape)):
-                values = next(outputs) if position else first
-                logits[position % sides, position // sides] = values.flip(2) if position % sides else values
-            windows.logits = logits.unflatten(1, shape)
+            windows.predicted = self._logits(images, windows, step)
+            if len(passes) > 1:  # now, because a resized copy of the images is kept until the last window
+                windows.predict_all()
         return passes
 
-    def _outputs(self, images: Tensor, passes: list[Windows], step: Step) -> Iterator[Tensor]:
-        """Yield the model's logits (C, h, w) of each window of each scale; with flip, also of its mirror image."""
-        mean = getattr(self.model, "mean", None)
+    def _logits(self, images: Tensor, windows: Windows, step: Step) -> Iterator[Tensor]:
+        """Yield the logits of each row of windows: (1 or 2 with mirror images, columns, B, C, h, w).
+
+        The logits of a mirror image are mirrored back. The dtype is float32, or float64 if the model's is.
+        """
+        outputs, sides = self._outputs(images, windows, step), 2 if self.flip else 1
+        for _ in windows.tops:
+            logits = torch.stack([next(outputs) for _ in range(len(windows.lefts) * len(images) * sides)])
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            by_side = list(logits.unflatten(0, (len(windows.lefts), len(images), sides)).unbind(2))
+            yield torch.stack([by_side[0], *(values.flip(-1) for values in by_side[1:])])
+
+    def _outputs(self, images: Tensor, windows: Windows, step: Step) -> Iterator[Tensor]:
+        """Yield the model's logits (C, h, w) of each window; with flip, also of its mirror image."""
         batch: list[Tensor] = []
-        for windows in passes:
-            size = self.batch_size
-            if images.is_cpu:
-                size = min(size, max(1, CPU_PASS_PIXELS // math.prod(windows.window)))
-            for crop in windows.crops(images, mean):
-                for values in (crop, crop.flip(3)) if self.flip else (crop,):
-                    if len(batch) >= size or (batch and values.shape != batch[0].shape):
-                        yield from self._forward(batch, step)
-                        batch = []
-                    batch.append(values)
+        size = self.batch_size
+        if images.is_cpu:
+            size = min(size, max(1, CPU_PASS_PIXELS // math.prod(windows.window)))
+        for crop in windows.crops(images, getattr(self.model, "mean", None)):
+            for values in (crop, crop.flip(3)) if self.flip else (crop,):
+                if len(batch) >= size:
+                    yield from self._forward(batch, step)
+                    batch = []
+                batch.append(values)
         yield from self._forward(batch, step)
 
     def _forward(self, crops: list[Tensor], step: Step) -> Tensor:

@@ -22,7 +22,7 @@ class Windows:
 
     window: (height, width) of a window. tops, lefts: first row and column of the windows in the padded image. size:
     (height, width) of the scaled image before padding by `offset` pixels at the top and left. out: (height, width) of
-    the image before scaling. logits: (1 or 2 with mirror images, rows of windows, columns, B, C, h, w).
+    the image before scaling. predicted: yields the logits of each row of windows, from the top.
     """
 
     window: tuple[int, int]
@@ -31,7 +31,8 @@ class Windows:
     size: tuple[int, int]
     offset: tuple[int, int]
     out: tuple[int, int]
-    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    predicted: Iterator[Tensor] = field(default_factory=lambda: iter(()))
+    _kept: dict[int, Tensor] = field(default_factory=dict)  # {row of windows: its logits}
 
     @classmethod
     def over(
@@ -79,11 +80,26 @@ class Windows:
 
     @property
     def is_plain(self) -> bool:
-        """Return True if there is one window, no mirror image and no resizing."""
-        return self.logits.shape[:3] == (1, 1, 1) and self.size == self.out
+        """Return True if there is one window and no resizing."""
+        return len(self.tops) == len(self.lefts) == 1 and self.size == self.out
+
+    def logits(self, row: int) -> Tensor:
+        """Return the logits of a row of windows: (1 or 2 with mirror images, columns, B, C, h, w).
+
+        The rows above that are not predicted yet are predicted first.
+        """
+        while row not in self._kept:
+            self._kept[max(self._kept, default=-1) + 1] = next(self.predicted)
+        return self._kept[row]
+
+    def predict_all(self) -> None:
+        self.logits(len(self.tops) - 1)
 
     def rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
-        """Return rows top..bottom - 1 at image size, (B, C, rows, W): probabilities or, if not softmax, logits."""
+        """Return rows top..bottom - 1 at image size, (B, C, rows, W): probabilities or, if not softmax, logits.
+
+        No later call may ask for rows above `top`.
+        """
         size, out = self.size, self.out
         if size == out:
             return self._scaled_rows(top, bottom, softmax=softmax)
@@ -91,8 +107,9 @@ class Windows:
         ratio = size[0] / out[0]
         first = int(max(0.0, (top + 0.5) * ratio - 0.5))
         last = min(int(max(0.0, (bottom - 0.5) * ratio - 0.5)) + 1, size[0] - 1)
-        y = ((self._range(top, bottom) + 0.5) * ratio - 0.5).clamp(min=0) - first
-        rows = _rows_at(self._scaled_rows(first, last + 1, softmax=softmax), y)
+        scaled = self._scaled_rows(first, last + 1, softmax=softmax)
+        y = ((_range(top, bottom, scaled) + 0.5) * ratio - 0.5).clamp(min=0) - first
+        rows = _rows_at(scaled, y)
         return F.interpolate(rows, size=(bottom - top, out[1]), mode="bilinear", align_corners=False)
 
     def _scaled_rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
@@ -106,8 +123,11 @@ class Windows:
         columns = slice(self.offset[1], self.offset[1] + self.size[1])
         if len(self.tops) == len(self.lefts) == 1:
             return self._window_rows(0, 0, top, bottom, softmax=softmax)[..., columns]
-        shape = (*self.logits.shape[3:5], bottom - top, self.lefts[-1] + width)
-        sums = self.logits.new_zeros(shape).contiguous(memory_format=torch.channels_last)
+        for row in [row for row in self._kept if self.tops[row] + height <= top]:
+            del self._kept[row]
+        last_row = self.logits(max(row for row, window_top in enumerate(self.tops) if window_top < bottom))
+        shape = (*last_row.shape[2:4], bottom - top, self.lefts[-1] + width)
+        sums = last_row.new_zeros(shape).contiguous(memory_format=torch.channels_last)
         weights, of_column = (_weights(length, sums) for length in self.window)
         totals = [sums.new_zeros(length) for length in sums.shape[2:]]  # of the weights over each row, each column
         for row, window_top in enumerate(self.tops):
@@ -129,8 +149,8 @@ class Windows:
 
         Row 0 is the window's first. The values are probabilities or, without softmax, logits.
         """
-        logits = self.logits[:, row, column]
-        y = self._range(top, bottom) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)  # align_corners
+        logits = self.logits(row)[:, column]
+        y = _range(top, bottom, logits) * (logits.shape[3] - 1) / max(1, self.window[0] - 1)  # align_corners
         # Channels last makes the argmax over classes five times as fast.
         rows = _rows_at(logits.flatten(0, 1), y).contiguous(memory_format=torch.channels_last)
         rows = F.interpolate(rows, size=(bottom - top, self.window[1]), mode="bilinear", align_corners=True)
@@ -138,8 +158,9 @@ class Windows:
             rows = rows.softmax(1)
         return rows.unflatten(0, logits.shape[:2]).mean(0) if len(logits) > 1 else rows
 
-    def _range(self, first: int, stop: int) -> Tensor:
-        return torch.arange(first, stop, dtype=torch.float64, device=self.logits.device)
+
+def _range(first: int, stop: int, like: Tensor) -> Tensor:
+    return torch.arange(first, stop, dtype=torch.float64, device=like.device)
 
 
 def _weights(length: int, like: Tensor) -> Tensor:
