@@ -81,7 +81,7 @@ def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[Imag
         if flags.checkpoint or changed or any(name not in WITH_MODEL for name in overrides):
             raise UserError(
                 f"--model {flags.model}: predicts whole images at one scale, with its own weights: drop --checkpoint "
-                "and every flag of model, --scales, --flip, --long_side, --window and --stride_rate"
+                "and every flag of model and images, --scales and --flip"
             )
         model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
         classes = read_classes(flags.classes, model.num_classes) if flags.classes else model.classes
@@ -145,6 +145,7 @@ def predict(
     read_batch = partial(read_inputs, reader=model.reader)
     loader = make_loader(Loader, files, flags, group, batch_sampler=batches, collate_fn=read_batch)
     failures: list[UserError] = []
+    flat: list[Path] = []
 
     def write(batch: list[tuple[str, np.ndarray | UserError]], step: Step) -> None:
         failures.extend(image for _, image in batch if isinstance(image, UserError))
@@ -152,11 +153,15 @@ def predict(
         if whole:
             pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
             labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None, step)
+            if not model.reader.is_plain:
+                flat.extend(inputs[name] for name, image in whole.items() if (image == image[:1, :1]).all())
             for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):
                 outputs.write(name, image, label, prob)
 
     each_batch(model, loader, list(readable.values()), group, write)
     outputs.wait()
+    if same := [path for share in group.gather(flat) for path in share]:
+        log.warning(f"{len(same)} image(s) have one value in all pixels, as they are read: {same[0]} ...")
     errors = [headers[name] for name in pending if isinstance(headers[name], UserError)]
     return errors + [error for share in group.gather(failures + outputs.failures) for error in share]
 

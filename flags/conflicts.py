@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flags.loss_weights import parse_loss, read_class_weights
+from flags.shared import check_reading
 from flags.training import Config
 from support.errors import UserError
 from support.labels import MAPS
@@ -104,9 +105,7 @@ def _check_numbers(cfg: Config) -> None:
         raise UserError(f"--scale {given}: give the least and the largest factor, such as --scale 0.5 2")
     if len(cfg.betas) != 2:
         raise UserError("--betas: give two numbers, such as --betas 0.9 0.999")
-    if cfg.stretch and (len(cfg.stretch) != 2 or cfg.stretch[0] >= cfg.stretch[1]):
-        given = " ".join(f"{value:g}" for value in cfg.stretch)
-        raise UserError(f"--stretch {given}: give a low and a higher percentile, such as --stretch 2 98")
+    check_reading((), (), cfg.stretch)
     for name in ("distancemap_s", "distancemap_c"):
         if getattr(cfg, name) and cfg.long_side:
             raise UserError(

@@ -50,20 +50,34 @@ class DataFlags:
     )
 
 
+def check_reading(bands: tuple[int, ...], value_range: tuple[float, ...], stretch: tuple[float, ...] = ()) -> None:
+    """Raise UserError if one of these flags has a wrong number of values, or a low value is not below the high one."""
+    if len(bands) not in (0, 1, 3):
+        raise UserError(f"--bands {' '.join(map(str, bands))}: give one band or three, such as --bands 4 3 2")
+    pairs = zip(value_range[::2], value_range[1::2], strict=False)
+    if len(value_range) not in (0, 2, 6) or any(low >= high for low, high in pairs):
+        given = " ".join(f"{value:g}" for value in value_range)
+        raise UserError(f"--value_range {given}: give LOW and a larger HIGH, or three such pairs")
+    if stretch and (len(stretch) != 2 or stretch[0] >= stretch[1]):
+        given = " ".join(f"{value:g}" for value in stretch)
+        raise UserError(f"--stretch {given}: give a low and a higher percentile, such as --stretch 2 98")
+
+
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class ImageFlags:
     """Images."""
 
     bands: tuple[int, ...] = flag(
         (),
-        "bands of image files for red, green and blue, counted from 1; or one for all three [1 2 3; train.py: found]",
+        "bands of image files for red, green and blue, counted from 1; or one for all three [the checkpoint's; "
+        "train.py: 1 2 3, or 1 if there is no other]",
         ge=1,
         le=65536,
     )
     value_range: tuple[float, ...] = flag(
         (),
-        "LOW HIGH, the values that become 0 and 255, or three such pairs, one a band [8-bit values; train.py: "
-        "--stretch]",
+        "LOW HIGH, the values that become 0 and 255, or three such pairs in the order of --bands [the checkpoint's; "
+        "train.py: none for 8-bit images, else measured by --stretch]",
     )
     long_side: int = flag(
         0,
@@ -89,13 +103,7 @@ class ImageFlags:
         for name, no_limit in (("long_side", "keep the images' size"), ("window", "predict whole images")):
             if 0 < (pixels := getattr(self, name)) < 16:
                 raise UserError(f"--{name} {pixels}: give 16 pixels or more, or 0 to {no_limit}")
-        if len(self.bands) not in (0, 1, 3):
-            raise UserError(f"--bands {' '.join(map(str, self.bands))}: give one band or three, such as --bands 4 3 2")
-        limits = self.value_range
-        pairs = zip(limits[::2], limits[1::2], strict=False)
-        if len(limits) not in (0, 2, 6) or any(low >= high for low, high in pairs):
-            given = " ".join(f"{value:g}" for value in limits)
-            raise UserError(f"--value_range {given}: give LOW and a larger HIGH, or three such pairs, one a band")
+        check_reading(self.bands, self.value_range)
 
     @property
     def sizes(self) -> dict[str, Any]:

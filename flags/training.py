@@ -49,7 +49,7 @@ class TrainDataFlags(ImageFlags):
     )
     stretch: tuple[float, ...] = flag(
         (),
-        "percentiles of the training images' values that become 0 and 255 [none; values of more than 8 bits: 2 98]",
+        "percentiles of the training images' values that become 0 and 255 [2 98 if images have more than 8 bits]",
         ge=0,
         le=100,
     )

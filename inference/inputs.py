@@ -13,7 +13,7 @@ from PIL import Image
 from data.folders import walk
 from data.images import IMAGE_SUFFIXES
 from data.images.reader import ImageReader
-from support.errors import UserError
+from support.errors import InputError, UserError
 from support.shell import quoted
 
 FILM_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
@@ -107,11 +107,11 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
 
 
 def attempt(read: Callable[[Path], T], path: Path) -> T | UserError:
-    """Return read(path) of an image, or its UserError."""
+    """Return read(path) of an image, or its InputError."""
     Image.MAX_IMAGE_PIXELS = None  # Pillow's limit protects from strangers' files: --input names the user's own
     try:
         return read(path)
-    except UserError as error:
+    except InputError as error:
         return error
 
 

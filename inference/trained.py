@@ -118,6 +118,13 @@ class TrainedModel:
         is_same = is_code(named) and named == saved.get("model_type") and digest
         if is_same and load_code("--model_type", named).digest != digest:
             log.warning(f"--model_type {named}: its file has changed since {path} was written")
+        if (
+            overrides.get("bands", saved.get("bands")) != saved.get("bands")
+            and len(saved.get("value_range", ())) == 6
+            and "value_range" not in overrides
+        ):
+            given = f"--bands {' '.join(map(str, overrides['bands']))}"
+            raise UserError(f"{given}: {path} has a --value_range for its own bands: add --value_range for these")
         texts = {name: text for name, text in self.file.texts.items() if name in saved and name not in overrides}
         self.cfg = Config(**saved | overrides, texts=texts)
         check_effects(self.cfg, SAVED_FLAGS & set(overrides))

@@ -159,9 +159,9 @@ def test_bands_of_ordinary_files(tmp_path):
     assert (turned.read(tmp_path / "a.jpg") == ImageReader().read(tmp_path / "a.jpg")[..., ::-1]).all()
     assert turned.header(tmp_path / "a.jpg").size == (SIZE[1], SIZE[0])
     assert (ImageReader((), (50.0, 100.0)).read(tmp_path / "a.png") == values[..., :3]).all()
-    assert choose_reading([tmp_path / "a.png"], NOT_SET) == ({}, [])
+    assert choose_reading([tmp_path / "a.png"], [], NOT_SET) == ({}, [])
     with refused("--stretch has no effect: the training images have 8 bits"):
-        choose_reading([tmp_path / "a.png"], NOT_SET | {"stretch": (2.0, 98.0)})
+        choose_reading([tmp_path / "a.png"], [], NOT_SET | {"stretch": (2.0, 98.0)})
 
 
 def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, caplog):
@@ -170,7 +170,7 @@ def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, capl
     tag = (42113, 2, 0, "-9999", True)  # GDAL_NODATA
     good = write(tmp_path / "good.tif", draw(1, "float32", 1))
     bad = write(tmp_path / "bad.tif", values, extratags=[tag])
-    choices, warnings = choose_reading([good, bad], NOT_SET | {"stretch": (2.0, 98.0)})
+    choices, warnings = choose_reading([good, bad], [], NOT_SET | {"stretch": (2.0, 98.0)})
     counted = np.concatenate([values.ravel()[4:], draw(1, "float32", 1).ravel()]).astype(np.float64)
     assert choices["value_range"][0] == rounded(np.percentile(counted, [2, 98]).tolist())
     assert warnings == [f"1 of 2 images have NaN, infinite or nodata values, which become 0 (black): {bad} ..."]
@@ -186,35 +186,41 @@ def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, capl
 def test_an_image_of_one_value_is_said_and_a_band_of_one_value_stops(tmp_path):
     flat, other = np.full((*SIZE, 3), 9, np.uint16), draw(3, "uint16")
     paths = [write(tmp_path / "flat.tif", flat), write(tmp_path / "other.tif", other)]
-    assert choose_reading(paths, NOT_SET)[1] == [f"1 of 2 images have one value in all pixels: {paths[0]} ..."]
+    assert choose_reading(paths, [], NOT_SET)[1] == [
+        f"1 of 2 images have one value in all pixels of a band: {paths[0]} ..."
+    ]
     other[..., 1] = 9
     write(paths[1], other)
     with refused("the band for green has only the value 9 in 2 image(s): choose other --bands, or set --value_range"):
-        choose_reading(paths, NOT_SET)
-    assert choose_reading(paths, NOT_SET | {"value_range": (0.0, 9.0)}) == ({}, [])
+        choose_reading(paths, [], NOT_SET)
+    assert choose_reading(paths, [], NOT_SET | {"value_range": (0.0, 9.0)})[0] == {}
     path = write(tmp_path / "nan.tif", np.full((*SIZE, 1), np.nan, np.float32))
     with refused("the band for red has only NaN, infinite or nodata values in 1 image(s): choose"):
-        choose_reading([path], NOT_SET)
+        choose_reading([path], [], NOT_SET)
     mostly = np.zeros((*SIZE, 1), np.uint16)
     mostly[0, 0] = 70
     path = write(tmp_path / "mostly.tif", mostly)  # both percentiles are 0, so the least and the largest value count
-    assert choose_reading([path], NOT_SET)[0]["value_range"][0] == (0.0, 70.0)
+    assert choose_reading([path], [], NOT_SET)[0]["value_range"][0] == (0.0, 70.0)
 
 
-@pytest.mark.parametrize(("bands", "chosen"), [(1, None), (2, (1, 2, 2)), (3, None), (4, None), (8, (1, 2, 3))])
+@pytest.mark.parametrize(("bands", "chosen"), [(1, None), (2, (1, 2, 2)), (3, None), (4, (1, 2, 3)), (8, (1, 2, 3))])
 def test_the_bands_that_are_chosen(tmp_path, bands, chosen):
     path = write(tmp_path / "a.tif", draw(bands, "uint16"))
-    choices, _ = choose_reading([path], NOT_SET)
+    choices, _ = choose_reading([path], [], NOT_SET)
     assert choices.get("bands", (None, ""))[0] == chosen
     assert choices["stretch"][0] == (2, 98)
-    assert "bands" not in choose_reading([path], NOT_SET | {"bands": (1,)})[0]
+    assert "bands" not in choose_reading([path], [], NOT_SET | {"bands": (1,)})[0]
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path):
     deep = write(tmp_path / "deep.tif", draw(2, "uint16"))
     waves = write(tmp_path / "waves.tif", draw(2, "float32").astype(np.complex64))
     for reader, path, said in (
-        (ImageReader((1, 2, 3), (0.0, 9.0)), deep, "deep.tif: has 2 band(s), but --bands needs 3: name other bands"),
+        (
+            ImageReader((1, 2, 3), (0.0, 9.0)),
+            deep,
+            "deep.tif: has 2 band(s), but band 3 is read: use images as in training, or name other --bands",
+        ),
         (ImageReader((1,)), deep, "deep.tif: has uint16 values: name those that become 0 and 255 with --value_range"),
         (ImageReader(), deep, "deep.tif: 2 channel(s) of 16 bits: images must be 8-bit RGB"),
         (ImageReader((1,), (0.0, 9.0)), waves, "waves.tif: has complex64 values: save real numbers"),
@@ -227,12 +233,66 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 def test_8_bit_images_among_others_are_read_as_they_are_and_said(tmp_path):
     plain = draw(3, "uint8")
     Image.fromarray(plain).save(tmp_path / "plain.png")
-    deep = write(tmp_path / "deep.tif", draw(3, "uint16"))
-    alone, _ = choose_reading([deep], NOT_SET)
-    choices, warnings = choose_reading([tmp_path / "plain.png", deep, tmp_path / "plain.png"], NOT_SET)
-    assert choices == alone
-    assert warnings == [f"1 of 2 images have 8 bits and are read as they are: {tmp_path / 'plain.png'} ..."]
+    deep = [write(tmp_path / f"{seed}.tif", draw(3, "uint16", seed)) for seed in range(3)]
+    alone, warnings = choose_reading(deep[:2], deep[2:], NOT_SET)
+    assert warnings == []
+    for some, others in (
+        ([tmp_path / "plain.png", *deep[:2]], deep[2:]),
+        (deep[:2], [deep[2], tmp_path / "plain.png"]),
+    ):
+        choices, [said] = choose_reading(some, others, NOT_SET)
+        assert choices == alone
+        assert (
+            f"1 of 4 images have uint8 values in 3 band(s), 3 have uint16 values in 3 band(s): {train[0].parent}"
+            in said
+        )
+        assert "plain.png" in said
     assert (ImageReader((), choices["value_range"][0]).read(tmp_path / "plain.png") == plain).all()
+
+
+def test_other_values_and_numbers_of_bands_are_said(tmp_path):
+    paths = [write(tmp_path / f"{seed}.tif", draw(3, "uint16", seed)) for seed in range(3)]
+    paths += [write(tmp_path / "float.tif", draw(3, "float32")), write(tmp_path / "many.tif", draw(8, "uint16"))]
+    said = "\n".join(choose_reading(paths, [], NOT_SET)[1])
+    assert f"1 of 5 images have float32 values in 3 band(s), 3 have uint16 values in 3 band(s): {paths[3]} " in said
+    assert f"1 of 5 images have uint16 values in 8 band(s), 3 have uint16 values in 3 band(s): {paths[4]} " in said
+    # a range that is set is not measured, but the files are looked at
+    bad = draw(3, "float32")
+    bad[0, 0] = np.nan
+    choices, [said] = choose_reading([write(paths[0], bad)], [], NOT_SET | {"value_range": (0.0, 9.0)})
+    assert (choices, "1 of 1 images have NaN" in said) == ({}, True)
+
+
+def test_the_least_and_largest_value_are_used_if_both_percentiles_are_equal(tmp_path):
+    values = np.full((*SIZE, 3), 500, np.uint16)
+    values[0, 0] = 300, 400, 7
+    values[0, 1] = 600, 700, 900
+    choices, warnings = choose_reading([write(tmp_path / "a.tif", values)], [], NOT_SET)
+    assert choices["value_range"][0] == (300, 600, 400, 700, 7, 900)
+    assert (
+        "both percentiles of the band for red are 500: its least and largest value are used, 300 and 600" in warnings[0]
+    )
+
+
+@pytest.mark.parametrize("kind", ["one write for each", "small first", "another kind", "palette"])
+def test_pages_that_are_written_one_by_one(tmp_path, kind):
+    values, path = draw(3, "uint16"), tmp_path / "a.tif"
+    with tifffile.TiffWriter(path) as file:
+        if kind == "small first":
+            file.write(values[:5, :5, 0])
+        for band in range(3):
+            file.write(values[..., band] if kind != "another kind" or band != 1 else values[..., 1].astype(np.float32))
+    if kind == "palette":
+        colours = np.zeros((3, 256), np.uint16)
+        tifffile.imwrite(path, values[..., 0].astype(np.uint8), photometric="palette", colormap=colours)
+    reader = ImageReader((3, 1, 2), (0.0, 65535.0))
+    if kind in ("another kind", "palette"):
+        for read in (reader.read, reader.header):
+            with refused("a.tif: its pages have uint"):
+                read(path)
+        return
+    assert (reader.read(path) == by_hand(values, [3, 1, 2], [0.0, 65535.0] * 3)).all()
+    assert (reader.header(path).size, reader.header(path).bands) == (SIZE, 3)
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"tile": (16, 16)}, {"planarconfig": None}])
@@ -346,9 +406,16 @@ def test_a_run_is_equal_to_one_on_images_converted_by_hand(data, tmp_path, caplo
         result = model.predict(image)
         assert (result.mask == mask).all()
         assert (result.plot(legend=False) == model.predict(path).plot(legend=False)).all()
-    # Other bands at prediction change the result, and the flag that says so is predict.py's.
-    assert predict.main(using(deep / "last.pt", "--input", path, "--output", tmp_path / "other", "--bands", "1")) == 0
+    # Other bands at prediction need a range of their own, and change the result.
+    own = using(deep / "last.pt", "--input", path, "--output", tmp_path / "other", "--bands", "1")
+    with refused("--bands 1: "):
+        predict.main(own)
+    assert predict.main([*own, "--value_range", "0", "9000"]) == 0
     assert (np.array(Image.open(tmp_path / "other/masks/e.png")) != mask).any()
+
+
+def pairs(config: dict) -> list[tuple[float, ...]]:
+    return [config["value_range"][at : at + 2] for at in (0, 2, 4)]
 
 
 def test_processes_and_a_resumed_run_read_the_same_values(data, tmp_path):
@@ -360,8 +427,15 @@ def test_processes_and_a_resumed_run_read_the_same_values(data, tmp_path):
     run_train(name="two", resume="auto", **changed)  # --bands is not given again
     config = torch.load(tmp_path / "two/last.pt", weights_only=True)["config"]
     assert (config["value_range"], config["bands"]) == (low_high, tuple(BANDS))
-    run_train(name="two", resume="auto", **changed | {"max_steps": 5, "value_range": None})
-    assert torch.load(tmp_path / "two/last.pt", weights_only=True)["config"]["value_range"] == low_high
+    train.main([*words(name="two", resume="auto", **changed | {"max_steps": 5}), "--stretch", "10", "90"])
+    config = torch.load(tmp_path / "two/last.pt", weights_only=True)["config"]
+    assert (config["bands"], config["stretch"]) == (tuple(BANDS), (10, 90))
+    assert all(
+        new[0] > old[0] for new, old in zip(pairs(config), [low_high[:2], low_high[2:4], low_high[4:]], strict=True)
+    )
+    train.main([*words(name="two", resume="auto", **changed | {"max_steps": 6}), "--bands", "3", "5", "1"])
+    other = torch.load(tmp_path / "two/last.pt", weights_only=True)["config"]
+    assert pairs(other) == [pairs(config)[2], pairs(config)[0], pairs(config)[1]]  # BANDS are 5, 1, 3
 
 
 def test_an_image_that_lacks_a_band_stops_all_processes(data, tmp_path):
@@ -370,7 +444,8 @@ def test_an_image_that_lacks_a_band_stops_all_processes(data, tmp_path):
     write(root / "images/val/e.tif", draw(2, "uint16", size=(40, 48)))
     words_of_run = [*words(dataset_path=root, logdir=tmp_path, batchsize=1, **OWN), *bands()]
     one_line_each(
-        finish(two_processes(words_of_run, tmp_path)), "e.tif: has 2 band(s), but --bands needs 5: name other bands"
+        finish(two_processes(words_of_run, tmp_path)),
+        "e.tif: has 2 band(s), but band 5 is read: use images as in training",
     )
 
 
@@ -386,6 +461,9 @@ def test_the_check_reads_as_training_does_and_finds_bad_values(data, tmp_path):
     write(root / "images/train/c.tif", np.full_like(values, 500))
     (root / "images/train/d.tif").write_bytes((root / "images/train/d.tif").read_bytes()[:900])
     Image.new("RGB", (48, 40), (9, 8, 7)).save(root / "images/val/e.tif")
+    for wrong in ({"bands": (1, 2)}, {"stretch": (50.0, 50.0)}, {"value_range": (5.0, 1.0)}, {"value_range": (5.0,)}):
+        with refused(f"--{next(iter(wrong))} "):
+            check(root, **wrong)
     _, findings = check(root, bands=tuple(BANDS))
     assert {item.code: item.files for item in findings.sorted()} == {
         "image-unreadable": ["images/train/d.tif", "images/val/e.tif"],

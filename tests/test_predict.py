@@ -77,7 +77,7 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     assert "1 file(s) of other kinds" in said
     named = [line.split(":")[0] for line in said.split("could not be predicted:")[1].splitlines() if line.strip()]
     assert [os.path.basename(name) for name in named] == ["pipe.png", "text.jpg", "truncated.jpg"]
-    assert "1 image(s) have several frames, and only the first is read: " in said
+    assert "1 image(s) have several frames, and only the first is read (--bands takes pages): " in said
     images = ("pages.tif", "good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
     stems = [os.path.splitext(name)[0] for name in images]
     assert {str(path.relative_to(out / "masks")) for path in out.rglob("masks/**/*.png")} == {f"{s}.png" for s in stems}

@@ -52,22 +52,27 @@ def choose_layout(cfg: Config, group: Group) -> Config:
     return dataclasses.replace(cfg, **choices)
 
 
-def choose_values(cfg: Config, group: Group, files: Split, resumed: Checkpoint | None) -> Config:
+def choose_values(cfg: Config, group: Group, files: dict[str, Split], resumed: Checkpoint | None) -> Config:
     """Return the flags with --bands, --stretch and --value_range as the training images need them. Collective.
 
-    A resumed run keeps the checkpoint's values, unless --stretch changes. Raises UserError as choose_reading().
+    A resumed run keeps the checkpoint's values, but measures again if --bands or --stretch changes. Raises UserError
+    as choose_reading().
     """
     if cfg.given is None:
         return cfg
     if resumed:
         kept = {name: resumed.config[name] for name in READING if name in resumed.config and name not in cfg.given}
-        if "stretch" not in cfg.given or cfg.stretch == resumed.config.get("stretch", ()):
-            return dataclasses.replace(cfg, **kept)
+        cfg = dataclasses.replace(cfg, **kept)
+        if all(getattr(cfg, name) == resumed.config.get(name, ()) for name in ("bands", "stretch")):
+            return cfg
+        if "value_range" in kept:
+            cfg = dataclasses.replace(cfg, value_range=())
     values = {name: getattr(cfg, name) for name in READING}
 
     def choose() -> tuple[dict[str, tuple[Any, str]], list[str]]:
         with ThreadPool(NUM_THREADS) as pool:
-            return choose_reading([image["image"] for image in files.files], values, partial(_with_bar, pool.map))
+            train, val = ([item["image"] for item in files[split].files] for split in ("train", "val"))
+            return choose_reading(train, val, values, partial(_with_bar, pool.map))
 
     choices, warnings = group.broadcast(group.run_on_rank_0(choose, "reading images"))
     if choices:

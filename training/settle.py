@@ -58,7 +58,7 @@ def settle(cfg: Config, group: Group) -> Plan:
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
         folder.check_name(Path(cfg.logdir), cfg.name)
-    cfg = choose_values(cfg, group, files["train"], resumed)
+    cfg = choose_values(cfg, group, files, resumed)
     cfg, shares = choose_classes(cfg, group, files, resumed)
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])

@@ -114,7 +114,8 @@ def read_header(path: Path) -> Header:
 def several_frames(frames: dict[Path, int]) -> str:
     """Return a line that names the images with several frames, "" if there are none. frames: {image: its number}."""
     paths = [path for path, number in frames.items() if number > 1]
-    return f"{len(paths)} image(s) have several frames, and only the first is read: {paths[0]} ..." if paths else ""
+    problem = f"{len(paths)} image(s) have several frames, and only the first is read (--bands takes pages)"
+    return f"{problem}: {paths[0]} ..." if paths else ""
 
 
 def _check_8_bits(path: Path, image: Image.Image) -> None:

@@ -23,6 +23,7 @@ import_extra = partial(shell.import_extra, extra="tiff", feature="TIFF of more t
 MAX_BYTES = 2**32  # of a PNG file
 END_OF_PNG = b"IEND\xaeB`\x82"
 ORIENTATION, NODATA = 274, 42113  # tags of TIFF; the second one is GDAL's
+PALETTE = 3  # a value of the tag PhotometricInterpretation
 
 
 def any_header(path: Path) -> Header:
@@ -36,11 +37,10 @@ def any_header(path: Path) -> Header:
 def deep_header(path: Path) -> Header:
     """Return a file's Header, as read_values() reads it. Raises InputError if it cannot be read."""
     if files.is_tiff(path):
-        with _tiff(path) as (series, tags):
-            sides, turn = dict(zip(series.axes, series.shape, strict=True)), _orientation(tags)
-            size = (sides["Y"], sides["X"])
-            bands = math.prod(series.shape) // math.prod(size)
-            return Header(size[::-1] if turn > 4 else size, turn, 1, bands, series.dtype.name)
+        with _tiff(path) as (parts, tags):
+            size, turn = _size(parts[0]), _orientation(tags)
+            bands = sum(math.prod(part.shape) for part in parts) // math.prod(size)
+            return Header(size[::-1] if turn > 4 else size, turn, 1, bands, parts[0].dtype.name)
     with files.opened(path, files.VALUES) as image:
         turn, size = files.orientation(image), (image.height, image.width)
         frames, bands = files.num_frames(path, image), len(image.getbands())
@@ -51,8 +51,8 @@ def deep_header(path: Path) -> Header:
 def read_values(path: Path) -> tuple[np.ndarray, float | None]:
     """Return an image's values (H, W, bands) of the file's dtype, upright, and the value for "no data", or None.
 
-    The pages of a TIFF file are bands, too. Raises InputError if the file cannot be read, and UserError if a package
-    for it is missing.
+    The pages of a TIFF file are bands, too, except smaller ones. Raises InputError if the file cannot be read, and
+    UserError if a package for it is missing.
     """
     if files.is_tiff(path):
         return _read_tiff(path)
@@ -66,19 +66,26 @@ def read_values(path: Path) -> tuple[np.ndarray, float | None]:
 
 
 @contextlib.contextmanager
-def _tiff(path: Path) -> Iterator[tuple[Any, dict[int, Any]]]:
-    """Yield the largest image of a TIFF file, a tifffile.TiffPageSeries, and its tags {number: value}.
+def _tiff(path: Path) -> Iterator[tuple[list[Any], dict[int, Any]]]:
+    """Yield the largest images of a TIFF file, each a tifffile.TiffPageSeries, and the tags {number: value} of one.
 
-    Turns exceptions about the file, here and in the `with` block, into an InputError.
+    Thumbnails, overviews and masks of transparency are left out. Turns exceptions about the file, here and in the
+    `with` block, into an InputError.
     """
     tifffile = import_extra("tifffile")
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it would print a line of its own for a damaged file
     try:
         with tifffile.TiffFile(path, is_ome=False) as file:  # OME's metadata may refer to other files
-            series = file.series[0]
-            tags = {tag.code: tag.value for tag in series.keyframe.tags}
-            _check_whole(path, file, series)
-            yield series, tags
+            images = [part for part in file.series if {"Y", "X"} <= set(part.axes) and not part.keyframe.is_mask]
+            largest = max(map(_size, images), key=math.prod, default=(0, 0))
+            parts = [part for part in images if _size(part) == largest]
+            if not math.prod(largest):
+                raise InputError(f"{path}: no image of rows and columns: replace it")
+            if len({part.dtype for part in parts}) > 1 or parts[0].keyframe.photometric == PALETTE:
+                kinds = " and ".join(dict.fromkeys(part.dtype.name for part in parts))
+                raise InputError(f"{path}: its pages have {kinds} values, or a palette: save one kind of values")
+            _check_whole(path, file, parts)
+            yield parts, {tag.code: tag.value for tag in parts[0].keyframe.tags}
     except UserError:
         raise
     except files.DAMAGED as error:
@@ -88,17 +95,22 @@ def _tiff(path: Path) -> Iterator[tuple[Any, dict[int, Any]]]:
         raise InputError(f"{path}: {problem}: replace it") from None
 
 
-def _check_whole(path: Path, file: Any, series: Any) -> None:
+def _size(part: Any) -> tuple[int, int]:
+    """Return the (height, width) of a tifffile.TiffPageSeries."""
+    sides = dict(zip(part.axes, part.shape, strict=True))
+    return sides["Y"], sides["X"]
+
+
+def _check_whole(path: Path, file: Any, parts: list[Any]) -> None:
     """Raise InputError if pixels or pages of a TIFF file lie beyond its end, or if there are too many pixels.
 
     tifffile may read such pixels as 0, and leaves out such pages.
     """
-    if not {"Y", "X"} <= set(series.axes) or math.prod(series.shape) == 0:
-        raise InputError(f"{path}: no image of rows and columns ({series.axes} {series.shape}): replace it")
     most = Image.MAX_IMAGE_PIXELS
-    if most and series.keyframe.imagelength * series.keyframe.imagewidth > 2 * most:
-        raise InputError(f"{path}: too large ({series.shape}): cut it into smaller images")
-    ends = [at + n for page in series.pages for at, n in zip(page.dataoffsets, page.databytecounts, strict=True)]
+    if most and math.prod(_size(parts[0])) > 2 * most:
+        raise InputError(f"{path}: too large ({_size(parts[0])}): cut it into smaller images")
+    pages = [page for part in parts for page in part.pages]
+    ends = [at + n for page in pages for at, n in zip(page.dataoffsets, page.databytecounts, strict=True)]
     handle, kind = file.filehandle, file.tiff
     handle.seek(file.pages[-1].offset)  # its number of tags, the tags, and the offset of the next page
     handle.seek(struct.unpack(kind.tagnoformat, handle.read(kind.tagnosize))[0] * kind.tagsize, 1)
@@ -108,16 +120,16 @@ def _check_whole(path: Path, file: Any, series: Any) -> None:
 
 
 def _read_tiff(path: Path) -> tuple[np.ndarray, float | None]:
-    with _tiff(path) as (series, tags):
-        axes = series.axes
-        values = np.moveaxis(series.asarray(maxworkers=1), (axes.index("Y"), axes.index("X")), (0, 1))
-        values = values.reshape(*values.shape[:2], -1)
-        if series.keyframe.photometric == 0 and values.dtype.kind == "u":  # 0 is white
-            values = ~values
+    with _tiff(path) as (parts, tags):
+        bands = []
+        for part in parts:
+            values = part.asarray(maxworkers=1)  # the loader has its own processes
+            values = np.moveaxis(values, (part.axes.index("Y"), part.axes.index("X")), (0, 1))
+            bands.append(values.reshape(*values.shape[:2], -1))
         nodata = None
         with contextlib.suppress(ValueError):
             nodata = float(tags[NODATA].strip("\0 ")) if NODATA in tags else None
-        return _upright(values, _orientation(tags)), nodata
+        return _upright(bands[0] if len(bands) == 1 else np.concatenate(bands, axis=2), _orientation(tags)), nodata
 
 
 def _read_png(path: Path) -> np.ndarray:

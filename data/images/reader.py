@@ -19,9 +19,9 @@ class ImageReader:
 
     bands: the bands for red, green and blue, counted from 1; one number stands for all three; (): 1 2 3, or 1 if there
     are fewer than three. value_range: LOW and HIGH, the values that become 0 and 255, or three such pairs, one a band;
-    (): all images have 8 bits. A value v becomes round((v - LOW) / (HIGH - LOW) * 255), limited to 0..255; values of 8
-    bits stay as they are. NaN, infinite values and the file's value for "no data" become 0. Without both, only 8-bit
-    RGB or grey images are read.
+    (): all images have 8 bits. A value v becomes round((v - LOW) / (HIGH - LOW) * 255), limited to 0..255, and
+    NaN, infinite values and the file's value for "no data" become 0. Values of 8 bits stay as they are. Without both,
+    only 8-bit RGB or grey images are read.
     """
 
     bands: tuple[int, ...] = ()
@@ -77,9 +77,8 @@ class ImageReader:
 
     def check(self, available: int, dtype: np.dtype, source: str) -> None:
         if (most := max(self._numbers(available))) > available:
-            raise InputError(
-                f"{source}: has {available} band(s), but --bands needs {most}: name other bands, or remove the file"
-            )
+            problem = f"has {available} band(s), but band {most} is read"
+            raise InputError(f"{source}: {problem}: use images as in training, or name other --bands")
         if dtype.kind not in "biuf":
             raise InputError(f"{source}: has {dtype} values: save real numbers, such as their magnitude")
         if not self.value_range and dtype.name not in HAVE_8_BITS:
@@ -93,7 +92,7 @@ def map_to_8_bits(values: np.ndarray, limits: tuple[float, ...], nodata: float |
     if values.dtype == bool:
         values = values.astype(np.uint8) * np.uint8(255)
     if values.dtype == np.uint8:
-        return np.where(values == nodata, np.uint8(0), values) if nodata is not None else np.ascontiguousarray(values)
+        return np.ascontiguousarray(values)
     if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:  # a table of all values takes less time
         least, most = np.iinfo(values.dtype).min, np.iinfo(values.dtype).max
         table = _scaled(np.arange(least, most + 1), limits, nodata)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from data.images import Header
 from data.images.deep import any_header, read_values
 from data.images.reader import HAVE_8_BITS, ImageReader, is_valid
 from data.label_check import spread
@@ -17,64 +18,86 @@ from support.errors import UserError
 READING = ("bands", "stretch", "value_range")  # the flags on it
 STRETCH = (2.0, 98.0)  # percentiles, as geographic information systems have them by default
 NUM_IMAGES, NUM_PIXELS = 200, 2**20  # to measure: the values of at most so many images, and pixels in all of them
+COLOURS = ("red", "green", "blue")
 
 
 def choose_reading(
-    paths: Sequence[Path], given: dict[str, tuple], mapper: Callable[..., Iterable] = map
+    train: Sequence[Path], val: Sequence[Path], given: dict[str, tuple], mapper: Callable[..., Iterable] = map
 ) -> tuple[dict[str, tuple[Any, str]], list[str]]:
-    """Return ({flag of READING: (value, reason)} for images that are not 8-bit RGB, warnings about their values).
+    """Return ({flag of READING: (value, reason)} for images that are not 8-bit RGB, warnings about files and values).
 
-    paths: the training images, or some of them. given: {flag: value} of READING, () if it is not set; values that are
-    set stay. mapper: works like map(). Raises UserError if a file cannot be read, or if a flag has no effect.
+    train, val: the images. given: {flag: value} of READING, () if it is not set; values that are set stay. mapper:
+    works like map(). Raises UserError if a file cannot be read, or if a flag has no effect.
     """
-    paths = spread(list(dict.fromkeys(paths)), NUM_IMAGES)
-    headers = dict(zip(paths, mapper(any_header, paths), strict=True))
-    deep = [path for path, header in headers.items() if header.dtype not in HAVE_8_BITS]
-    if not deep and given["stretch"]:
+    paths = spread(list(dict.fromkeys(train)), NUM_IMAGES)
+    every = [*paths, *spread(list(dict.fromkeys(val)), NUM_IMAGES)]
+    headers = dict(zip(every, mapper(any_header, every), strict=True))
+    deep = [path for path in paths if headers[path].dtype not in HAVE_8_BITS]
+    if given["stretch"] and not deep:
         raise UserError("--stretch has no effect: the training images have 8 bits, which stay as they are: drop it")
+    warnings = _differences(headers)
     choices: dict[str, tuple[Any, str]] = {}
     bands, _ = Counter(headers[path].bands for path in deep or paths).most_common(1)[0]
-    if not given["bands"] and bands not in (1, 3, 4):
+    if not given["bands"] and bands not in (1, 3):
         choices["bands"] = (1, 2, 2) if bands == 2 else (1, 2, 3), f"of {bands} in a file; name others with --bands"
-    if not deep or given["value_range"]:
-        return choices, []
+    if not deep:
+        return choices, warnings
+    reader = ImageReader(given["bands"] or choices.get("bands", ((), ""))[0], (0.0, 1.0))
+    deep = [path for path in deep if headers[path].bands >= max(reader.bands, default=1)] or deep[:1]
+    samples = dict(zip(deep, mapper(partial(sample, reader=reader, most=NUM_PIXELS // len(deep)), deep), strict=True))
+    warnings += _bad_values(samples)
+    if given["value_range"]:
+        return choices, warnings
     stretch = given["stretch"] or STRETCH
     if not given["stretch"]:
         choices["stretch"] = stretch, f"values are {headers[deep[0]].dtype}"
-    reader = ImageReader(given["bands"] or choices.get("bands", ((), ""))[0], (0.0, 1.0))
-    deep = [path for path in deep if headers[path].bands >= max(reader.bands, default=1)] or deep[:1]
-    value_range, warnings = measure(deep, reader, stretch, mapper)
+    value_range, problems = measure(samples, stretch)
     choices["value_range"] = value_range, f"{stretch[0]:g} % and {stretch[1]:g} % of values in {len(deep)} image(s)"
-    if plain := [path for path in paths if path not in set(deep)]:
-        warnings.append(f"{len(plain)} of {len(paths)} images have 8 bits and are read as they are: {plain[0]} ...")
-    return choices, warnings
+    return choices, warnings + problems
 
 
-def measure(
-    paths: Sequence[Path], reader: ImageReader, percentiles: tuple[float, ...], mapper: Callable[..., Iterable] = map
-) -> tuple[tuple[float, ...], list[str]]:
-    """Return (a value_range, warnings): percentiles of each band that `reader` selects, one pair if all are equal.
+def _differences(headers: dict[Path, Header]) -> list[str]:
+    """Return a warning for each kind of values or number of bands that most images do not have."""
+    kinds = {path: f"{header.dtype} values in {header.bands} band(s)" for path, header in headers.items()}
+    (usual, most), *others = Counter(kinds.values()).most_common()
+    examples = {kind: path for path, kind in kinds.items()}
+    end = "values of 8 bits stay as they are, all others are reduced alike"
+    return [
+        f"{number} of {len(kinds)} images have {kind}, {most} have {usual}: {examples[kind]} ...: {end}"
+        for kind, number in others
+    ]
 
-    Values that are NaN, infinite or "no data" do not count. Raises UserError if a band has a single value.
+
+def _bad_values(samples: dict[Path, np.ndarray]) -> list[str]:
+    """Return warnings about images with NaN or the like, and with one value in all pixels of a band."""
+    tests: dict[str, Callable[[np.ndarray], Any]] = {
+        "have NaN, infinite or nodata values, which become 0 (black)": lambda values: np.isnan(values).any(),
+        "have one value in all pixels of a band": lambda values: not is_varied(values),
+    }
+    found = {what: [path for path, values in samples.items() if test(values)] for what, test in tests.items()}
+    return [f"{len(paths)} of {len(samples)} images {what}: {paths[0]} ..." for what, paths in found.items() if paths]
+
+
+def measure(samples: dict[Path, np.ndarray], percentiles: tuple[float, ...]) -> tuple[tuple[float, ...], list[str]]:
+    """Return (a value_range, warnings): percentiles of each band, one pair if all bands have the same.
+
+    samples: sample() of each image; NaN does not count. Raises UserError if a band has a single value.
     """
-    samples = list(mapper(partial(sample, reader=reader, most=NUM_PIXELS // len(paths)), paths))
-    values, warnings = np.concatenate(samples), []
-    for what, test in (
-        ("have NaN, infinite or nodata values, which become 0 (black)", lambda item: np.isnan(item).any()),
-        ("have one value in all pixels", lambda item: not is_varied(item)),
-    ):
-        if found := [path for path, item in zip(paths, samples, strict=True) if test(item)]:
-            warnings.append(f"{len(found)} of {len(paths)} images {what}: {found[0]} ...")
     limits: list[float] = []
-    for channel, column in enumerate(values.T):
+    warnings = []
+    folder = next(iter(samples)).parent
+    for colour, column in zip(COLOURS, np.concatenate(list(samples.values())).T, strict=True):
         column = column[~np.isnan(column)]
         low, high = np.percentile(column, percentiles).tolist() if len(column) else (math.nan, math.nan)
         if low == high:
-            low, high = float(column.min()), float(column.max())
+            single, low, high = low, float(column.min()), float(column.max())
+            if low < high:
+                what = f"--stretch: both percentiles of the band for {colour} are {single:g}"
+                warnings.append(f"{what}: its least and largest value are used, {low:g} and {high:g}")
         if not low < high:
-            single = f"the value {low:g}" if len(column) else "NaN, infinite or nodata values"
-            problem = f"the band for {('red', 'green', 'blue')[channel]} has only {single} in {len(paths)} image(s)"
-            raise UserError(f"{paths[0].parent}: {problem}: choose other --bands, or set --value_range")
+            single_value = f"the value {low:g}" if len(column) else "NaN, infinite or nodata values"
+            problem = f"the band for {colour} has only {single_value} in {len(samples)} image(s)"
+            raise UserError(f"{folder}: {problem}: choose other --bands, or set --value_range")
         digits = 5 - math.floor(math.log10(high - low))  # a thousandth of what one of 255 steps is
         limits += [round(low, digits), round(high, digits)]
     return tuple(limits[:2] if limits == limits[:2] * 3 else limits), warnings
@@ -93,5 +116,5 @@ def sample(path: Path, reader: ImageReader, most: int = 2**62) -> np.ndarray:
 
 
 def is_varied(values: np.ndarray) -> bool:
-    """Return whether a sample() has two values in a band, NaN aside."""
-    return any(len(column) and column.min() < column.max() for column in (c[~np.isnan(c)] for c in values.T))
+    """Return whether each band of a sample() has two values, NaN aside."""
+    return all(len(column) and column.min() < column.max() for column in (c[~np.isnan(c)] for c in values.T))

@@ -34,7 +34,8 @@ from support import program, shell
 from support.errors import InputError, UserError
 from support.files import check_file, write_atomic
 from support.labels import DENSE, MAPS
-from support.processes import work_on
+from support.processes import ThreadPool, work_on
+from support.progress import progress_bar
 from support.terminal import say
 from tools.check.commands import conversion, fix_lines, training_lines
 from tools.check.findings import Findings
@@ -43,6 +44,8 @@ from tools.check.report import report_lines
 from tools.check.rules import check_classes, find_faults
 from tools.check.summary import Summary
 from tools.check.survey import WHOLE, Paths, survey
+
+NUM_THREADS = 4  # to look at images before all files are measured
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
     train_images = [item.image.path for item in samples if {paths.split_names[0], WHOLE} & set(item.splits)]
-    reader = choose_reader(paths, train_images, summary)
+    others = [item.image.path for item in samples if not {paths.split_names[0], WHOLE} & set(item.splits)]
+    reader = choose_reader(paths, train_images, others, summary)
     facts = work_on(partial(measure, reader=reader, label_map=label_map), samples, workers, "image", "reading")
     if dataset in DENSE and not label_map and num_classes in (None, 2):
         of_train = {paths.split_names[0], WHOLE}
@@ -113,18 +117,26 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
     return summary, findings
 
 
-def choose_reader(paths: Paths, images: list[Path], summary: Summary) -> ImageReader:
-    """Return the ImageReader that train.py would use for these training images, and note its flags in the summary.
+def choose_reader(paths: Paths, images: list[Path], others: list[Path], summary: Summary) -> ImageReader:
+    """Return the ImageReader that train.py would use, and note its flags in the summary.
 
-    Files that cannot be read do not count: measure() finds them.
+    images, others: those of the training split and of the others. Files that cannot be read do not count: measure()
+    finds them.
     """
-    readable = []
-    for path in spread(images, NUM_IMAGES):
+
+    def is_readable(path: Path) -> bool:
         with contextlib.suppress(InputError):
-            if any_header(path).dtype in HAVE_8_BITS or read_values(path)[0].size:
-                readable.append(path)
+            return any_header(path).dtype in HAVE_8_BITS or bool(read_values(path)[0].size)
+        return False
+
     given = {name: getattr(paths, name) for name in READING}
-    choices, warnings = choose_reading(readable, given) if readable else ({}, [])
+    some = [*spread(images, NUM_IMAGES), *spread(others, NUM_IMAGES)]
+    with ThreadPool(NUM_THREADS) as pool:
+        bar = progress_bar(pool.map(is_readable, some), total=len(some), title="looking at images", unit="image")
+        readable = [path for path, is_whole in zip(some, bar, strict=True) if is_whole]
+        train = [path for path in readable if path in set(images)]
+        val = [path for path in readable if path not in set(images)]
+        choices, warnings = choose_reading(train, val, given, pool.map) if train else ({}, [])
     summary.notes += [f"images are read with {describe(choices)}"] if choices else []
     summary.notes += warnings
     chosen = given | {name: value for name, (value, _) in choices.items()}

@@ -51,8 +51,11 @@ WARNINGS = {
         "an image has values that are NaN, infinite or marked as no data, which become 0 (black)",
         "give these pixels the label 255, so that they are ignored; or fill them",
     ),
-    "image-of-one-value": ("an image has the same value in all pixels", "look at it; remove it if it is empty"),
-    "image-frames": ("an image has several frames, of which only the first is read", "save the others as files"),
+    "image-of-one-value": ("all pixels of an image or a band have one value", "look at it; remove it if it is empty"),
+    "image-frames": (
+        "an image has several frames, of which only the first is read",
+        "save the others, or use --bands",
+    ),
     "left-out": ("files in unread formats, or links to parent folders, are skipped", "convert them; remove the links"),
     "exif-turns-one": ("EXIF turns an image or its label, not both; both ways fit", "compare them; save both upright"),
     "mask-smoothed": (

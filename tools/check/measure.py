@@ -99,7 +99,8 @@ def _measure_image(path: Path, reader: ImageReader) -> ImageFacts:
     problems = [("image-frames", f"{header.frames} frames")] if header.frames > 1 else []
     problems += [("image-damaged", damage)] if damage else []
     problems += [("image-missing-values", f"{missing:.1%} of the pixels")] if missing else []
-    problems += [("image-of-one-value", "")] if (pixels == pixels[0, 0]).all() else []
+    is_flat = (pixels == pixels[0, 0]).all(axis=(0, 1))
+    problems += [("image-of-one-value", "")] if (is_flat.any() if is_deep else is_flat.all()) else []
     sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
     return ImageFacts(path, problems, header.size, header.turn, sha)
 

@@ -12,6 +12,7 @@ from data.guess import list_folder
 from data.layout import Split
 from data.plain import ListError, find_flags, find_whole
 from flags.declare import flag
+from flags.shared import check_reading
 from support.errors import UserError
 from support.labels import MAPS
 from tools.check.findings import Findings
@@ -21,7 +22,6 @@ WHOLE = "all"  # the images of a data set that has no splits
 
 
 AS_TRAIN = "as in train.py [guessed from the folders]"
-OF_IMAGES = "as in train.py [chosen from the images]"
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,14 @@ class Paths:
     image_suffix: str = flag("", AS_TRAIN)
     label_suffix: str = flag("", AS_TRAIN)
     label_map: str = flag("", AS_TRAIN)
-    bands: tuple[int, ...] = flag((), OF_IMAGES, ge=1)
-    stretch: tuple[float, ...] = flag((), OF_IMAGES, ge=0, le=100)
-    value_range: tuple[float, ...] = flag((), OF_IMAGES)
+    bands: tuple[int, ...] = flag((), "bands for red, green and blue, as in train.py [chosen from the images]", ge=1)
+    stretch: tuple[float, ...] = flag(
+        (), "percentiles that become 0 and 255, as in train.py [2 98 if images have more than 8 bits]", ge=0, le=100
+    )
+    value_range: tuple[float, ...] = flag((), "values that become 0 and 255, as in train.py [measured by --stretch]")
+
+    def __post_init__(self) -> None:
+        check_reading(self.bands, self.value_range, self.stretch)
 
     @property
     def split_names(self) -> tuple[str, str]:
