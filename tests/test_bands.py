@@ -243,8 +243,7 @@ def test_8_bit_images_among_others_are_read_as_they_are_and_said(tmp_path):
         choices, [said] = choose_reading(some, others, NOT_SET)
         assert choices == alone
         assert (
-            f"1 of 4 images have uint8 values in 3 band(s), 3 have uint16 values in 3 band(s): {some[0].parent}"
-            in said
+            f"1 of 4 images have uint8 values in 3 band(s), 3 have uint16 values in 3 band(s): {some[0].parent}" in said
         )
         assert "plain.png" in said
     assert (ImageReader((), choices["value_range"][0]).read(tmp_path / "plain.png") == plain).all()
