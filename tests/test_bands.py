@@ -162,6 +162,8 @@ def test_bands_of_ordinary_files(tmp_path):
     assert choose_reading([tmp_path / "a.png"], [], NOT_SET) == ({}, [])
     with refused("--stretch has no effect: the training images have 8 bits"):
         choose_reading([tmp_path / "a.png"], [], NOT_SET | {"stretch": (2.0, 98.0)})
+    [said] = choose_reading([tmp_path / "a.png"], [], NOT_SET | {"value_range": (2.0, 98.0)})[1]
+    assert "--value_range has no effect" in said
 
 
 def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, caplog):

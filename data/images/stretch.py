@@ -36,6 +36,8 @@ def choose_reading(
     if given["stretch"] and not deep:
         raise UserError("--stretch has no effect: the training images have 8 bits, which stay as they are: drop it")
     warnings = _differences(headers)
+    if given["value_range"] and all(header.dtype in HAVE_8_BITS for header in headers.values()):
+        warnings.append("--value_range has no effect: the images have 8 bits, which stay as they are")
     choices: dict[str, tuple[Any, str]] = {}
     bands, _ = Counter(headers[path].bands for path in deep or paths).most_common(1)[0]
     if not given["bands"] and bands not in (1, 3):
