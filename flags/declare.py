@@ -55,7 +55,10 @@ class Flag:
         if self.is_list:
             if value in ([], ()) and self.default:
                 raise UserError(f"{where}: is empty: name one or more")
-            return tuple(self._convert_one(item, where) for item in (value if isinstance(value, list) else [value]))
+            items = value if isinstance(value, list) else [value]
+            if self.kind is not str:  # 4,3,2 means 4 3 2
+                items = [part for item in items for part in (item.split(",") if isinstance(item, str) else [item])]
+            return tuple(self._convert_one(item, where) for item in items)
         return self._convert_one(value, where)
 
     def _convert_one(self, value: Any, where: str) -> Any:

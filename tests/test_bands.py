@@ -345,6 +345,14 @@ def test_wrong_flags(given, said):
         parse_flags([*words(dataset_path="x"), *more])
 
 
+def test_commas_between_numbers():
+    cfg = parse_flags([*words(dataset_path="x"), "--bands", "4,3,2", "--value_range", "0,1.5"])
+    assert (cfg.bands, cfg.value_range) == ((4, 3, 2), (0, 1.5))
+    for wrong in ("4,,2", "4, 3 2"):
+        with refused("--bands: '"):
+            parse_flags([*words(dataset_path="x"), "--bands", wrong])
+
+
 BANDS = [5, 1, 3]
 
 
