@@ -1,16 +1,15 @@
-"""Compare the recipe with the defaults before it: validation mIoU after the last step.
+"""Compare the recipe with the one of an older version: validation mIoU after the last step.
 
-OMP_NUM_THREADS=1 python benchmarks/recipe.py CAMVID --out DIR --pretrained FILE
+git worktree add OLD d24e74b
+OMP_NUM_THREADS=1 python benchmarks/recipe.py CAMVID OLD --out DIR --pretrained FILE
 
-CAMVID has VOC's layout. FILE: ImageNet weights of timm's tf_efficientnet_lite0. The defaults were lr 0.001 and 50
-epochs of batches of 16, or of all images if there are fewer. With one object against the rest, the score is the
-object's IoU, and the other way is the recipe with --loss ce. Both ways have the same small network and the crops of
---flags, and run in turn. Started again, the script skips finished runs.
+CAMVID has VOC's layout. OLD: a checkout of the older version. FILE: ImageNet weights of timm's tf_efficientnet_lite0.
+With one object against the rest, the score is the object's IoU. Both versions get the same flags: a small network and
+the crops of --flags; they run in turn. Started again, the script skips finished runs.
 """
 
 import argparse
 import json
-import os
 import shlex
 import shutil
 import statistics
@@ -42,19 +41,22 @@ for network, flags in (("random weights", RESNET), ("ImageNet weights", f"{LITE0
         for name in OBJECTS:
             words = f"--dataset Dense --numclasses 2 --label_map MAPS/{name}.txt {flags}"
             CASES[f"{name} against the rest, {number or 'all'} images, {network}"] = number, words
-WAYS = ("before", "recipe")
+CASES["15 images, ImageNet weights"] = 15, f"{CAMVID} {LITE0} --pretrained FILE"
+CASES["CamVid, all 367 images, ImageNet weights"] = 0, f"{CAMVID} {LITE0} --pretrained FILE"
+WAYS = ("before", "recipe")  # the older version, this version
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, metavar="CAMVID")
+    parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--pretrained", default="none", metavar="FILE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--cases", default="", metavar="TEXT", help="only cases with this in their names, such as car")
     parser.add_argument("--flags", default="--long_side 96 --crop_size 65", help="for all runs")
     args = parser.parse_args(argv)
-    args.data, args.out = args.data.resolve(), args.out.resolve()
+    args.data, args.old, args.out = args.data.resolve(), args.old.resolve(), args.out.resolve()
     prepare(args.data, args.out)
     file = args.out / "results.json"
     done = json.loads(file.read_text()) if file.is_file() else {}
@@ -96,17 +98,11 @@ def run(args: argparse.Namespace, name: str, case: str, way: str, seed: int) -> 
     words += ["--list_path", str(args.out / f"lists_{number}")] if number > 0 else []
     words += ["--name", name, "--logdir", str(args.out), "--seed", str(seed), "--val_epoch_frequency", "0"]
     words += ["--workers", "0"]
-    if way == "before" and is_object:
-        words += ["--loss", "ce"]
-    elif way == "before":
-        batch = min(16, number) if number > 0 else 16
-        words += ["--lr", "0.001", "--epochs", "50", "--batchsize", str(batch), "--optimizer", "sgd", "--l_crf", "0"]
+    folder = args.old if way == "before" else ROOT
     print(shlex.join(["python", "train.py", *words]), flush=True)
     shutil.rmtree(args.out / name, ignore_errors=True)  # of a run that did not end
     began = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "train.py", *words], cwd=ROOT, check=True, stderr=subprocess.DEVNULL, env=os.environ
-    )
+    subprocess.run([sys.executable, "train.py", *words], cwd=folder, check=True, stderr=subprocess.DEVNULL)
     lines = (args.out / name / "metrics.jsonl").read_text().splitlines()
     last = [value for value in map(json.loads, lines) if value["kind"] == "val"][-1]
     score = (last["iou"][1] or 0.0) if is_object else last["miou"]

@@ -23,6 +23,7 @@ from distributed import checks
 from distributed.group import Group
 from flags import Config
 from flags.programs import PseudoFlags
+from flags.shared import LaunchFlags
 from inference.predictor import Predictor, Step, each_batch
 from inference.pseudo.labelling import Stroked, make_label, predict, read_stroked
 from support.errors import UserError
@@ -62,6 +63,8 @@ def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
     """Return digests of the names, the images and the scribbles: if one changes, so do the labels."""
     result = {"images": checks.digest(dataset.listing)}
     for name, kind in {"pixels": "image", "scribbles": "label"}.items():
+        if kind not in dataset.folders:
+            continue
         contents = map_files(sha256, [files[kind] for files in dataset.files], group, f"reading {name}")
         result[name] = checks.digest(list(map(str, contents)))
     return result
@@ -90,13 +93,6 @@ def label_images(
 
     labels: the path of each image's label. colours: the PNGs' palette, (256, 3) uint8. flags: the loader's.
     """
-    # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
-    sizes = [size or (0, 0) for size in group.share_work(dataset.image_size, range(len(dataset)))]
-    options = {"rank": group.rank, "world_size": group.world_size}
-    batches = EvalBatches(sizes, batch_size=predictor.images_at_once, **options)
-    pending = [batch for batch in batches if not all(labels[index].is_file() for index in batch)]
-    read = partial(read_stroked, dataset)
-    loader = make_loader(Loader, range(len(dataset)), flags, group, batch_sampler=pending, collate_fn=read)
     writes: deque[Future] = deque()
 
     def write(item: Stroked, probs: Tensor) -> None:
@@ -104,17 +100,42 @@ def label_images(
             label = make_label(item, probs, cfg.background_class)
             write_atomic(labels[item.position], label_png(label, colours), parents=True)
 
-    def label(batch: list[Stroked], step: Step) -> None:
-        probs = predict(batch, predictor, dataset.num_classes, group.device, step).cpu()
+    def label(batch: list[Stroked], probs: Tensor) -> None:
         while writes:  # of the batch before, made while this one was predicted
             writes.popleft().result()
         writes.extend(pool.submit(write, *pair) for pair in zip(batch, probs, strict=True))
 
     with ThreadPool(NUM_THREADS) as pool:
-        each_batch(predictor, loader, sizes, group, label)
+        predict_images(dataset, predictor, group, flags, label, lambda index: not labels[index].is_file())
     for done in writes:
         done.result()
     group.barrier()  # each rank reads labels that others have written
+
+
+def predict_images(
+    dataset: SegmentationDataset,
+    predictor: Predictor,
+    group: Group,
+    flags: LaunchFlags,
+    use: Callable[[list[Stroked], Tensor], object],
+    is_pending: Callable[[int], bool] = lambda index: True,
+) -> None:
+    """Call use(images, their probabilities on the grid (B, C, h, w) in CPU memory) with each batch of this rank.
+
+    flags: the loader's. is_pending: whether an image, by its index, is needed.
+    """
+    # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
+    sizes = [size or (0, 0) for size in group.share_work(dataset.image_size, range(len(dataset)))]
+    options = {"rank": group.rank, "world_size": group.world_size}
+    batches = EvalBatches(sizes, batch_size=predictor.images_at_once, **options)
+    pending = [batch for batch in batches if any(map(is_pending, batch))]
+    read = partial(read_stroked, dataset)
+    loader = make_loader(Loader, range(len(dataset)), flags, group, batch_sampler=pending, collate_fn=read)
+
+    def run(batch: list[Stroked], step: Step) -> None:
+        use(batch, predict(batch, predictor, dataset.num_classes, group.device, step).cpu())
+
+    each_batch(predictor, loader, sizes, group, run)
 
 
 def share_labelled(labels: list[Path], num_classes: int, group: Group) -> float:

@@ -40,7 +40,7 @@ def convert(entry: Entry, job: Job) -> Converted:
         with _image_file(entry) as image:
             label = paint(entry, _check_image(entry, image), job, result)
             write_mask(job.masks / f"{entry.name}.png", label, job.numbering.colours)
-            _put(job.images / f"{entry.name}{image.suffix}", image)
+            put_image(job.images / f"{entry.name}{image.suffix}", image)
     except InputError as error:
         result.faults.append(str(error))
     except MemoryError:
@@ -118,7 +118,7 @@ def write_mask(target: Path, label: np.ndarray, colours: np.ndarray) -> None:
         raise InputError(f"{target}: {DIFFERS}")
 
 
-def _put(target: Path, source: Path) -> None:
+def put_image(target: Path, source: Path) -> None:
     """Make a hard link to an image, or a copy if the disk cannot link. Raises InputError if another image is there."""
     if os.path.lexists(target):
         if not (target.is_file() and filecmp.cmp(source, target, shallow=False)):

@@ -122,6 +122,11 @@ def output_name(reference: str) -> str:
     return unicodedata.normalize("NFC", stem)
 
 
+def list_name(name: str) -> str:
+    """Return an image's name as a list of VOC's layout can have it: without folder or space."""
+    return re.sub(r"[\s/]+", "_", name)
+
+
 class ImageFinder:
     """Finder of the images that annotation files name, below the folders `roots`. chosen: --images, in their place."""
 

@@ -24,7 +24,7 @@ from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.formats.labelstudio import BRUSH
 from tools.convert.hidden_colours import HIDDEN
 from tools.convert.output import Job, convert
-from tools.convert.reading import MAX_BYTES, output_name
+from tools.convert.reading import MAX_BYTES, list_name, output_name
 from tools.convert.source import Converted, Entry, Numbering, Options, Source, number_classes, read_known
 
 MOST_FAULTS = 20  # faults that are named
@@ -108,8 +108,8 @@ def _check_flags(args: ConvertFlags) -> None:
 def _add_unlabelled(source: Source, args: ConvertFlags) -> None:
     """Add an entry without shapes for each image that has no label but is beside one that has; or a note on them.
 
-    --unlabelled background makes them background. It does not count for images below --images, beside a single
-    annotation file, or with faulty labels: these may show objects.
+    --unlabelled background makes them background; of scribbles, --unlabelled ignore takes them without a stroke. It
+    does not count for images below --images, beside a single annotation file, or with faulty labels.
     """
     labelled = {Path(os.path.abspath(entry.image)): entry for entry in source.entries if isinstance(entry.record, list)}
     used, beside = {path.with_suffix("") for path in labelled}, {path.parent: entry for path, entry in labelled.items()}
@@ -122,7 +122,7 @@ def _add_unlabelled(source: Source, args: ConvertFlags) -> None:
         if not path.name.startswith(".") and not BRUSH.fullmatch(path.stem)
     ]  # fmt: skip
     is_sure = args.source.is_dir() and not args.images and not source.faults
-    if is_sure and args.unlabelled == "background":
+    if is_sure and args.unlabelled == ("ignore" if args.scribbles else "background"):
         source.entries += others
     elif others:
         remedy = "; if they show background only, convert to a new folder with --unlabelled background"
@@ -147,7 +147,7 @@ def _named_entries(source: Source, args: ConvertFlags) -> list[Entry]:
             source.notes.append(f"{len(without)} image(s) are in none of {', '.join(splits)}, such as {without[0]}")
         entries = [replace(entry, name="/".join(filter(None, (entry.split, entry.name)))) for entry in entries]
     if args.scribbles:  # a list of VOC's has a name on each line, without folder or space
-        entries = [replace(entry, name=re.sub(r"[\s/]+", "_", entry.name)) for entry in entries]
+        entries = [replace(entry, name=list_name(entry.name)) for entry in entries]
     kept: list[Entry] = []
     taken: dict[object, Entry] = {}
     for entry in entries:

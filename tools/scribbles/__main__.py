@@ -2,6 +2,8 @@
 
     python -m tools.scribbles simulate MyData/masks MyData/pascal_2012_scribble
 
+`python -m tools.scribbles suggest` is `python -m tools.suggest`.
+
 Exit status: 0: all done; 1: done except for the files it names; 2: an error stopped the program.
 """
 
@@ -59,6 +61,11 @@ READER = FlagReader(SimulateFlags, "-m tools.scribbles", ABOUT, has_config=False
 
 
 def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["suggest"]:
+        from tools.suggest import __main__ as suggest  # imported here, since it imports torch
+
+        return suggest.main(words[1:])
     args = SimulateFlags(**READER.command_line(argv).values)
     import_extra("skimage")  # before anything is written
     masks = list(find_masks(args.masks, args.list).items())

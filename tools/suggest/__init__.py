@@ -1,0 +1,1 @@
+"""Suggest where to draw next."""

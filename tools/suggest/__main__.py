@@ -1,0 +1,202 @@
+"""Suggest where the next strokes, or the next masks, would teach a model most.
+
+python -m tools.suggest MyScribbles --checkpoint log/scribbles/best.pt --budget 50
+python -m tools.suggest photos --checkpoint log/masks/best.pt --budget 10 --masks
+"""
+
+import csv
+import dataclasses
+import io
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+if not __package__:  # started as a file from another folder: python PATH/tools/suggest
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from flags.declare import flag
+from flags.programs import LOADER
+from flags.reader import FlagReader
+from flags.shared import DataFlags, ImageFlags, InferenceFlags, LaunchFlags, ModelFlags
+from support import program, shell
+
+ABOUT = """Suggest where the next strokes, or the next masks, would teach a model most.
+
+The program ranks places in images, with strokes or without any, by how much wrong pixels around them may cost the
+mIoU. It writes a list, a page to keep open while drawing, and LabelMe files with the places as points.
+"""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SuggestFlags(InferenceFlags, DataFlags, ImageFlags, ModelFlags, LaunchFlags):
+    """Suggestions."""
+
+    images: tuple[Path, ...] = flag(
+        None, "data sets in VOC's layout, with strokes, and folders of photos without", is_argument=True
+    )
+    budget: int = flag(50, "number of places, or with --masks of images", ge=1)
+    masks: bool = flag(False, "suggest images to draw whole masks of, not places for strokes")
+    train_path: str = flag("", "folder of the strokes [pascal_2012_scribble]", per_rank=True)
+    split: str = flag("", "list of a data set's images [--train_split of the checkpoint, or train]")
+    output: str = flag("suggestions", "folder for next.csv, index.html and labelme/", per_rank=True)
+
+
+READER = FlagReader(SuggestFlags, "-m tools.suggest", ABOUT, LOADER)
+
+if __name__ == "__main__":
+    program.check_command_line(READER.command_line)  # --help and wrong flags answer here, before torch is imported
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.dataset import SegmentationDataset
+from data.images.reader import ImageReader
+from data.layout import LISTS, SCRIBBLES, Split
+from data.overlays import to_hex
+from distributed.group import Group
+from flags import Config
+from inference.predictor import Predictor
+from inference.pseudo import label_folder
+from inference.pseudo.labelling import Stroked, read_stroked
+from inference.trained import TrainedModel, load_on_ranks, run_program
+from support.errors import UserError
+from support.files import write_atomic
+from support.progress import progress_bar
+from support.results import reserve
+from tools.convert.output import put_image
+from tools.convert.reading import list_name
+from tools.suggest import labelme
+from tools.suggest.page import Picture, figure, page
+from tools.suggest.places import Place, choose, find_places
+
+log = logging.getLogger("segtrain")
+RESULTS = ("next.csv", "index.html", "labelme/*")
+COLUMNS = ("rank", "image", "x", "y", "class", "or")
+
+
+class Candidate(NamedTuple):
+    """An image that may get strokes or a mask. source, position: its data set, and its index there."""
+
+    name: str
+    source: int
+    position: int
+    places: list[Place]
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_program(READER, argv, suggest)
+
+
+def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
+    """Write the suggestions that --output lacks. Collective; raises Stopped after a signal."""
+    trained, predictor = load_on_ranks(flags, overrides, group)
+    cfg, output = trained.cfg, Path(flags.output)
+    sources = [find_images(folder, cfg, flags) for folder in flags.images]
+    settings = trained.settings(flags) | {name: getattr(flags, name) for name in ("budget", "masks")}
+    settings["sources"] = [label_folder.digests(source, group) for source in sources]
+    if group.is_main:
+        inputs = {folder for source in sources for folder in source.folders.values()}
+        reserve(output / "suggestions.json", settings, RESULTS, "tools.suggest", flag="--output", inputs=inputs)
+    group.barrier()
+    if not group.broadcast((output / "next.csv").is_file()):
+        candidates, areas = find_candidates(sources, predictor, group, cfg, flags)
+        if group.is_main:
+            chosen = choose([image.places for image in candidates], areas, flags.budget, whole=flags.masks)
+            write(chosen, candidates, sources, predictor, trained, output, group.device)
+    if group.is_main:
+        say_how_to_go_on(flags)
+
+
+def find_images(folder: Path, cfg: Config, flags: SuggestFlags) -> SegmentationDataset:
+    """Return a data set's training images with their strokes as "label", or the images of a folder of photos.
+
+    Raises UserError if there are none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: name a data set in VOC's layout, or a folder of photos")
+    if flags.train_path or any((folder / name).is_dir() for name in (SCRIBBLES, *LISTS)):
+        return label_folder.find_scribbles(
+            dataclasses.replace(cfg, dataset_path=str(folder)), flags.split or cfg.train_split, flags.train_path
+        )
+    return SegmentationDataset(Split({"image": folder}), cfg.numclasses, reader=ImageReader(**cfg.reading))
+
+
+def find_candidates(
+    sources: Sequence[SegmentationDataset], predictor: Predictor, group: Group, cfg: Config, flags: SuggestFlags
+) -> tuple[list[Candidate], np.ndarray]:
+    """Return all images with their places, in the order of the sources, and the area of each class. Collective.
+
+    An image is left out if an earlier one has its name. The areas are by the model, in images: (C,).
+    """
+    found, areas = [], np.zeros(cfg.numclasses)
+    for number, dataset in enumerate(sources):
+        own: list[tuple[int, list[Place], np.ndarray]] = []
+
+        def use(batch: list[Stroked], probs: Tensor, own: list = own) -> None:
+            own += [(item.position, *find_places(item, one)) for item, one in zip(batch, probs, strict=True)]
+
+        label_folder.predict_images(dataset, predictor, group, flags, use)
+        every = [result for results in group.gather(own) for result in results]
+        for index, places, shares in sorted(every, key=lambda result: result[0]):
+            found.append(Candidate(list_name(dataset.names[index]), number, index, places))
+            areas += shares
+    first = {image.name: image for image in reversed(found)}
+    if len(first) < len(found):
+        log.info(f"{len(found) - len(first)} image(s) have the name of an earlier one: left out")
+    return list({image.name: first[image.name] for image in found}.values()), areas
+
+
+def write(
+    chosen: list[tuple[int, Place | None]],
+    candidates: list[Candidate],
+    sources: Sequence[SegmentationDataset],
+    predictor: Predictor,
+    trained: TrainedModel,
+    output: Path,
+    device: torch.device,
+) -> None:
+    """Write LabelMe files, the page and, last, the list. chosen: as choose() returns it."""
+    classes, background = trained.classes, trained.cfg.background_class
+    rows, places_of = list[list](), dict[int, list[tuple[int, Place]]]()
+    for rank, (number, place) in enumerate(chosen, start=1):
+        row, own = [rank, candidates[number].name], places_of.setdefault(number, [])
+        if place is not None:
+            own.append((rank, place))
+            row += [place.column, place.row, classes.names[place.label], classes.names[place.other]]
+        rows.append(row)
+    figures = []
+    for number, places in progress_bar(places_of.items(), total=len(places_of), title="pictures", unit="image"):
+        image = candidates[number]
+        dataset = sources[image.source]
+        (item,) = read_stroked(dataset, [image.position])
+        predicted = predictor.labels(torch.from_numpy(item.image)[None].to(device))[0].cpu().numpy()
+        figures.append(figure(Picture(image.name, item.image, item.scribble, predicted, places), classes, background))
+        file = dataset.files[image.position]["image"]
+        target = output / "labelme" / f"{image.name}{file.suffix.lower()}"
+        put_image(target, file)
+        if places:
+            labelme.write(target, item.scribble, places, classes.names)
+    colours = to_hex(classes.colours)
+    names = "".join(f"{name} {colour}\n" for name, colour in zip(classes.names, colours, strict=False))
+    write_atomic(output / "classes.txt", names)
+    write_atomic(output / "index.html", page(figures, classes))
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows([COLUMNS[: len(rows[0])] if rows else COLUMNS, *rows])
+    write_atomic(output / "next.csv", lines.getvalue())
+
+
+def say_how_to_go_on(flags: SuggestFlags) -> None:
+    """Log where the suggestions are, and the commands to draw and to convert."""
+    output, drawn = Path(flags.output), Path(flags.output) / "labelme"
+    words = ["-m", "tools.convert", "labelme", drawn, output / "drawn", "--classes", output / "classes.txt"]
+    log.info(f"places: {output / 'next.csv'}; to look at while drawing: {output / 'index.html'}")
+    log.info(f"to draw: {shell.quoted(['labelme', str(drawn)])}")
+    log.info(f"then: {shell.python_command(*words, *([] if flags.masks else ['--scribbles']))}")
+
+
+if __name__ == "__main__":
+    program.run_and_exit(main)

@@ -1,0 +1,55 @@
+"""Write LabelMe files of images with their strokes and the suggested places, to draw in and to convert back."""
+
+import base64
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from support.files import write_atomic
+from tools.convert.formats.labelme import SUGGESTED
+from tools.suggest.places import Place
+
+
+def write(image: Path, scribble: np.ndarray, places: Sequence[tuple[int, Place]], names: list[str]) -> None:
+    """Write a JSON file beside an image, with its strokes as masks and the places as points; keep one that is there.
+
+    scribble: (H, W) uint8, 255 = no stroke. places: with their ranks. names: of the classes.
+    """
+    target = image.with_suffix(".json")
+    if os.path.lexists(target):  # the user may have drawn in it
+        return
+    shapes = [_mask(scribble == number, class_name) for number, class_name in enumerate(names)]
+    shapes += [_point(rank, place, names) for rank, place in places]
+    content = {
+        "version": "5.5.0",
+        "flags": {},
+        "shapes": [shape for shape in shapes if shape],
+        "imagePath": image.name,
+        "imageData": None,
+        "imageHeight": scribble.shape[0],
+        "imageWidth": scribble.shape[1],
+    }
+    write_atomic(target, json.dumps(content, indent=2))
+
+
+def _mask(is_drawn: np.ndarray, label: str) -> dict | None:
+    """Return a shape of the pixels that are drawn, (H, W) bool; None without any."""
+    left, top, width, height = cv2.boundingRect(is_drawn.view(np.uint8))
+    if not width:
+        return None
+    png = cv2.imencode(".png", 255 * is_drawn[top : top + height, left : left + width].view(np.uint8))[1]
+    points = [[left, top], [left + width - 1, top + height - 1]]
+    return _shape(label, points, "mask") | {"mask": base64.b64encode(png.tobytes()).decode()}
+
+
+def _point(rank: int, place: Place, names: list[str]) -> dict:
+    return _shape(f"{SUGGESTED}{names[place.label]}", [[place.column + 0.5, place.row + 0.5]], "point", rank)
+
+
+def _shape(label: str, points: list, kind: str, number: int | None = None) -> dict:
+    shape = {"label": label, "points": points, "group_id": number, "description": "", "shape_type": kind}
+    return shape | {"flags": {}, "mask": None}
