@@ -86,6 +86,7 @@ def test_no_other_name_is_installed_and_the_clone_stays_clean(installed):
     for name in {
         "inference/report.html",
         "tools/compare/page.html",
+        "tools/suggest/page.html",
         "docs/coming_from.md",
         "configs/demo.yaml",
         "configs/classes/voc.txt",

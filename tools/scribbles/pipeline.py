@@ -179,7 +179,17 @@ def run_steps(args: PipelineFlags) -> None:
         if not current.is_done:
             train_rounds(current.folder, current.scribbles, *start)
             words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", str(args.budget)]
-            run("tools/suggest/__main__.py", data, *words, "--output", current.suggested, *launch)
+            # Without its own advice on how to go on.
+            run(
+                "tools/suggest/__main__.py",
+                data,
+                *words,
+                "--output",
+                current.suggested,
+                *launch,
+                "--log_level",
+                "WARNING",
+            )
         if not current.is_drawn:
             break
         following = Pass(work / f"drawn_{number}", work / f"drawn_{number}" / "strokes")

@@ -10,13 +10,15 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.classes import Classes
+from data.classes import MAX_TEXT, Classes
 from data.overlays import JPEG_QUALITY, overlay, to_hex
+from support.files import read_text
 from support.labels import IGNORE
 from tools.suggest.places import Place
 
 TEMPLATE = Path(__file__).with_name("page.html")
-LARGEST = 900  # pixels, longer side of a picture
+LONG_SIDE = 900  # pixels, of a picture; a small image grows to twice its size at most
+FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.55
 COLOURS = (255, 255, 255), (200, 0, 60)  # RGB; of a mark and of what is around it
 
 
@@ -36,7 +38,7 @@ def page(figures: Sequence[str], classes: Classes) -> str:
         f'<li><i style="background:{colour}"></i>{html.escape(name)}</li>'
         for name, colour in zip(classes.names, to_hex(classes.colours), strict=False)
     )
-    text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(legend=legend, figures="\n".join(figures))
+    text = Template(read_text(TEMPLATE, MAX_TEXT)).substitute(legend=legend, figures="\n".join(figures))
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
@@ -53,14 +55,17 @@ def figure(picture: Picture, classes: Classes, background: int | None) -> str:
 
 
 def _marked(image: np.ndarray, places: Sequence[tuple[int, Place]]) -> np.ndarray:
-    """Return the image, at most LARGEST pixels long, with a ring and its rank at each place."""
-    scale = min(1.0, LARGEST / max(image.shape[:2]))
-    result = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    """Return the image at a size to look at, with a ring and its rank at each place."""
+    scale = min(2.0, LONG_SIDE / max(image.shape[:2]))
+    result = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
     for rank, place in places:
         at = round(scale * (place.column + 0.5)), round(scale * (place.row + 0.5))
-        for colour, width in zip(COLOURS[::-1], (5, 2), strict=True):
-            cv2.circle(result, at, 11, colour, width, cv2.LINE_AA)
-            cv2.putText(result, str(rank), (at[0] + 14, at[1] + 5), cv2.FONT_HERSHEY_SIMPLEX, 0.55, colour, width)
+        width = cv2.getTextSize(str(rank), FONT, FONT_SCALE, 2)[0][0]
+        x = at[0] + 14 if at[0] + 14 + width < result.shape[1] else at[0] - 14 - width  # left of the ring
+        y = min(max(at[1] + 5, 14), result.shape[0] - 4)
+        for colour, thickness in zip(COLOURS[::-1], (5, 2), strict=True):
+            cv2.circle(result, at, 11, colour, thickness, cv2.LINE_AA)
+            cv2.putText(result, str(rank), (x, y), FONT, FONT_SCALE, colour, thickness, cv2.LINE_AA)
     return result
 
 

@@ -43,6 +43,7 @@ class Place(NamedTuple):
 
     def value(self, areas: np.ndarray) -> float:
         """Return what the pixels in the window cost the IoU of their classes. areas: (C,), in images."""
+        areas = areas.clip(1e-12)  # a class may have none
         chances = (1 - MISTAKE) * self.chances + MISTAKE * self.size * areas / areas.sum()
         return float((chances * (1 / areas + 1 / areas[self.label])).sum())
 

@@ -1,0 +1,249 @@
+"""tools.suggest: which places come first, and what it writes, killed and repeated, and in two processes."""
+
+import csv
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    contents,
+    finish,
+    one_line_each,
+    random_checkpoint,
+    refused,
+    start,
+    succeed,
+    two_processes,
+    using,
+    wait_until,
+)
+from test_layout import put
+
+from data.images import read_label
+from inference.pseudo import random_walk
+from inference.pseudo.labelling import Stroked
+from tools.convert.__main__ import main as convert
+from tools.scribbles import pipeline
+from tools.suggest import places as module
+from tools.suggest.__main__ import main
+from tools.suggest.places import Place, choose, find_places
+
+SIZE = (120, 200)  # of an image; its grid has cells of 2 x 2 pixels
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return random_checkpoint(tmp_path_factory.mktemp("run") / "best.pt", num_classes=5, dataset="ScribbleOnly")
+
+
+@pytest.fixture
+def words(checkpoint, demo_root, tmp_path) -> list[str]:
+    """Flags of six suggestions, in the folder `next`."""
+    return [str(demo_root), *using(checkpoint, "--budget", 6, "--output", tmp_path / "next")]
+
+
+def rows(folder: Path) -> list[dict]:
+    with (folder / "next.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def scene(patches: list, strokes: list) -> tuple[Stroked, torch.Tensor]:
+    """A grey image of class 0, of which the model is sure, but for patches (rows, columns, probabilities) of the grid.
+
+    strokes: (rows, columns, class), in pixels.
+    """
+    probs = torch.zeros(3, SIZE[0] // 2, SIZE[1] // 2)
+    probs[0] = 1
+    for down, across, values in patches:
+        probs[:, down, across] = torch.tensor(values)[:, None, None]
+    image, scribble = np.full((*SIZE, 3), 128, np.uint8), np.full(SIZE, 255, np.uint8)
+    for down, across, value in strokes:
+        scribble[down, across] = value
+    return Stroked(0, image, scribble, random_walk.grid(image, scribble)), probs
+
+
+def test_the_best_place_is_inside_the_part_that_is_unsure_and_away_from_strokes():
+    probs = [0.1, 0.6, 0.3]
+    patches = [(slice(10, 18), slice(20, 28), probs), (slice(30, 38), slice(60, 68), probs)]
+    stroke = (slice(66, 70), slice(124, 134), 1)  # in the second patch
+    item, probs = scene(patches, [stroke])
+    found, areas = find_places(item, probs)
+    # 2 patches of 64 of 6000 cells; the rest is class 0.
+    np.testing.assert_allclose(areas, [(6000 - 128 + 12.8) / 6000, 76.8 / 6000, 38.4 / 6000], rtol=1e-5)
+    (_, place), *_ = choose([found], areas, budget=9)
+    assert (place.label, place.other) == (1, 2)
+    assert 20 <= place.row < 36  # in pixels, twice the grid's
+    assert 40 <= place.column < 56
+    # The window covers the whole patch: 64 cells, each of class 2 with 0.3, of class 0 with 0.1.
+    np.testing.assert_allclose(place.chances, [6.4 / 6000, 0, 19.2 / 6000], rtol=1e-5)
+    # The window reaches 4 cells (0.04 of 100) to each side, and no place is within half of it, 4 pixels, of a stroke.
+    for place in found:
+        down, across = max(66 - place.row, place.row - 69, 0), max(124 - place.column, place.column - 133, 0)
+        assert np.hypot(down, across) > 3  # the middle of a cell is at most a pixel away
+
+
+def place(label: int, chances: list[float], colour: float = 0.0) -> Place:
+    return Place(1, 2, label, np.array(chances), 0.1, np.full(3, colour, np.float32))
+
+
+def test_equal_doubts_count_more_for_smaller_classes(monkeypatch):
+    monkeypatch.setattr(module, "MISTAKE", 0.0)
+    areas = np.array([8.0, 1.0, 0.1])
+    common, rare = place(0, [0, 0.01, 0]), place(0, [0, 0, 0.01])
+    # 0.01 (1 / A_c + 1 / A_l): a pixel costs the class that misses it, and the class that has it wrongly.
+    assert common.value(areas) == pytest.approx(0.01 * (1 + 1 / 8))
+    assert rare.value(areas) == pytest.approx(0.01 * (10 + 1 / 8))
+    assert [item for _, item in choose([[common], [rare]], areas, 2)] == [rare, common]
+
+
+def test_what_looks_alike_comes_later_and_an_image_counts_with_all_its_places(monkeypatch):
+    monkeypatch.setattr(module, "MISTAKE", 0.0)
+    areas = np.array([1.0, 1.0, 1.0])
+    best, same, other = place(0, [0, 0.03, 0]), place(0, [0, 0.029, 0]), place(0, [0, 0.02, 0], colour=100)
+    assert [number for number, _ in choose([[best], [same], [other]], areas, 3)] == [0, 2, 1]
+    many = [place(0, [0, 0.02, 0], colour) for colour in (0, 100)]  # 0.04 together
+    assert choose([[best], many], areas, 2, whole=True) == [(1, None), (0, None)]
+    assert choose([[], []], areas, 2) == []
+
+
+def test_drawn_files_convert_to_the_strokes_before_and_the_new_ones(words, demo_root, tmp_path, capsys):
+    assert main(words) == 0
+    suggested, folder = rows(tmp_path / "next"), tmp_path / "next/labelme"
+    assert [row["rank"] for row in suggested] == list("123456")
+    first = suggested[0]
+    file = folder / f"{first['image']}.json"
+    content = json.loads(file.read_text())
+    x, y = int(first["x"]), int(first["y"])
+    content["shapes"].append({"label": first["or"], "points": [[x + 0.5, y + 0.5]], "shape_type": "point"})
+    file.write_text(json.dumps(content))
+    options = ["--scribbles", "--classes", str(tmp_path / "next/classes.txt"), "--workers", "0"]
+    assert convert(["labelme", str(folder), str(tmp_path / "drawn"), *options]) == 0
+    names = (tmp_path / "next/classes.txt").read_text().split()[::2]
+    for name in {row["image"] for row in suggested}:
+        before = read_label(demo_root / f"pascal_2012_scribble/{name}.png", 5)
+        after = read_label(tmp_path / f"drawn/pascal_2012_scribble/{name}.png", 5)
+        if name == first["image"]:
+            assert after[y, x] == names.index(first["or"])
+            new = after != before
+            assert 0 < new.sum() <= 9  # a point 3 pixels wide
+            after = np.where(new, before, after)
+        np.testing.assert_array_equal(after, before)
+    page = (tmp_path / "next/index.html").read_text()
+    assert page.count("<figure>") == len({row["image"] for row in suggested})
+    assert f"labelme {folder}" in capsys.readouterr().out
+
+
+def test_a_folder_of_photos_has_no_strokes_and_a_mask_has_no_places(checkpoint, demo_root, tmp_path):
+    photos = shutil.copytree(demo_root / "JPEGImages", tmp_path / "photos")
+    put(photos / "small.png", np.zeros((3, 5, 3), np.uint8))
+    out = tmp_path / "masks"
+    assert main([str(photos), *using(checkpoint, "--budget", 3, "--masks", "--output", out)]) == 0
+    names = [row["image"] for row in rows(out)]
+    assert len({*names}) == 3
+    assert sorted(path.stem for path in (out / "labelme").iterdir()) == sorted(names)
+    both = [str(demo_root), str(photos), *using(checkpoint, "--budget", 500, "--output", tmp_path / "both")]
+    assert main(both) == 0
+    # An image of both folders counts once, with its strokes.
+    listed = {row["image"] for row in rows(tmp_path / "both")}
+    shapes = json.loads((tmp_path / "both/labelme/demo_0000.json").read_text())["shapes"]
+    assert "mask" in {shape["shape_type"] for shape in shapes}
+    assert len(listed & {path.stem for path in photos.iterdir()}) == len(listed)
+
+
+def test_killed_and_repeated_it_suggests_the_same_and_keeps_what_was_drawn(words, tmp_path):
+    out, whole = tmp_path / "next", tmp_path / "whole"
+    assert main([*words, "--output", str(whole)]) == 0
+    process = start(["tools.suggest", *words], tmp_path, "-m")
+    wait_until(lambda: list(out.glob("labelme/*.json")), [process])
+    process.send_signal(signal.SIGKILL)
+    finish([process])
+    (out / "next.csv").unlink(missing_ok=True)
+    file = sorted(out.glob("labelme/*.json"))[0]
+    file.write_text('{"drawn": 1}')
+    assert main(words) == 0
+    found, expected = contents(out), contents(whole)
+    assert found.pop(str(file.relative_to(out))) == b'{"drawn": 1}'
+    assert found.items() <= expected.items()
+    assert len(found) == len(expected) - 1
+
+
+def test_two_processes_suggest_what_one_does(words, tmp_path):
+    assert main([*words, "--output", str(tmp_path / "one")]) == 0
+    flags = [*words, "--distributed", "--backend", "gloo"]
+    succeed(two_processes(["tools.suggest", *flags], tmp_path, "-m"))
+    assert contents(tmp_path / "next") == contents(tmp_path / "one")
+
+
+def test_a_user_error_is_one_line(words, demo_root, tmp_path):
+    other = [*words, "--budget", "7"]
+    assert main(words) == 0
+    with refused("next: has results made with other settings (budget)"):
+        main(other)
+    with refused("nowhere: no such folder: name a data set"):
+        main(["nowhere", *words[1:]])
+    with refused("lies in"):
+        main([*words, "--output", str(demo_root / "JPEGImages/next")])
+    (tmp_path / "empty").mkdir()
+    with refused("empty: no images in it"):
+        main([str(tmp_path / "empty"), *words[1:], "--output", str(tmp_path / "x")])
+    process = start(["suggest", *words, "--budget", "0"], tmp_path, "tools/scribbles/__main__.py")
+    one_line_each(finish([process], status=2), "--budget 0")
+
+
+def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_path, monkeypatch, capsys):
+    """Training, labelling and scoring are left out; suggestions, conversion and the rounds are real."""
+    commands: list[list[str]] = []
+
+    def run(program: str, *words: object, num_processes: int = 1) -> None:
+        words = list(map(str, words))
+        commands.append([Path(program).parent.name or Path(program).stem, *words])
+        if program == "train.py":
+            folder = Path(words[words.index("--logdir") + 1], words[words.index("--name") + 1])
+            folder.mkdir(parents=True)
+            shutil.copy(checkpoint, folder / "best.pt")
+        elif program == "evaluate.py":
+            scores = Path(words[words.index("--json") + 1])
+            scores.write_text(json.dumps({"miou": 0.25 * len(commands) / 5}))
+        elif "suggest" in program:
+            assert main([*words, "--workers", "0"]) == 0
+        elif "convert" in program:
+            assert convert([*words, "--workers", "0"]) == 0
+
+    monkeypatch.setattr(pipeline, "run", run)
+    work, data = tmp_path / "work", shutil.copytree(demo_root, tmp_path / "data")
+    words = [str(data), str(work), "--budget", "4"]
+
+    def programs() -> str:
+        names = " ".join(command[0] for command in commands)
+        commands.clear()
+        return names
+
+    assert pipeline.main(words) == 0
+    assert programs() == "train pseudo train evaluate suggest"
+    assert pipeline.main(words) == 0  # nothing was drawn
+    assert programs() == ""
+    file = sorted((work / "next/labelme").glob("*.json"))[0]
+    content = json.loads(file.read_text())
+    (point,) = [shape["points"][0] for shape in content["shapes"] if shape["shape_type"] == "point"][:1]
+    content["shapes"].append({"label": "3", "points": [point], "shape_type": "point"})
+    file.write_text(json.dumps(content))
+    assert pipeline.main(words) == 0
+    assert commands[1][-2:] == ["--pretrained", str(work / "round_1/best.pt")]
+    assert programs() == "convert train pseudo train evaluate suggest"
+    strokes = work / "drawn_1/strokes"
+    names = (data / "ImageSets/SegmentationAug/train.txt").read_text().split()
+    assert sorted(path.stem for path in strokes.iterdir()) == sorted(names)
+    number = [0, 0]
+    for name in names:
+        before, after = (read_label(folder / f"{name}.png", 5) for folder in (data / "pascal_2012_scribble", strokes))
+        changed = before != after
+        assert changed.any() == (name == file.stem)
+        assert set(after[changed]) <= {3}
+        number = [n + int((label != 255).sum()) for n, label in zip(number, (before, after), strict=True)]
+    rows = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
+    # One more call has printed the first row by itself, and the first call too.
+    assert rows[-2:] == [[str(number[0]), "20.00"], [str(number[1]), "25.00"]]
