@@ -1,6 +1,7 @@
 """python -m tools.convert --scribbles: strokes are on the right pixels, where --dataset ScribbleOnly reads them."""
 
 import re
+import shutil
 from pathlib import Path
 
 import annotated
@@ -61,6 +62,18 @@ def test_strokes_are_on_the_right_pixels(tmp_path, kind, width):
         assert (scribble_of(tmp_path / "out", picture.name) == expected).all()
         image = np.asarray(Image.open(tmp_path / f"out/JPEGImages/{picture.name}.png"))
         assert (image == picture.pixels).all()
+
+
+def test_unlabelled_ignore_takes_photos_that_nobody_has_drawn_in(tmp_path, capsys):
+    annotated.write_labelme(tmp_path / "in", draw_strokes())
+    photo = next((tmp_path / "in").rglob("*.png"))
+    shutil.copy(photo, photo.with_name("new.png"))
+    assert convert(tmp_path / "in", tmp_path / "without") == 0
+    assert "1 image(s) have no usable label" in capsys.readouterr().out
+    assert convert(tmp_path / "in", tmp_path / "with", "--unlabelled", "ignore") == 0
+    for name, number in (("without", 3), ("with", 4)):
+        assert len((tmp_path / name / "ImageSets/Segmentation/train.txt").read_text().split()) == number
+    assert set(np.unique(scribble_of(tmp_path / "with", "new"))) == {255}
 
 
 def test_the_layout_is_what_scribble_only_reads(tmp_path, capsys):

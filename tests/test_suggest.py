@@ -158,11 +158,11 @@ def test_killed_and_repeated_it_suggests_the_same_and_keeps_what_was_drawn(words
     out, whole = tmp_path / "next", tmp_path / "whole"
     assert main([*words, "--output", str(whole)]) == 0
     process = start(["tools.suggest", *words], tmp_path, "-m")
-    wait_until(lambda: list(out.glob("labelme/*.json")), [process])
+    wait_until(lambda: list(out.glob("labelme/[!.]*.json")), [process])
     process.send_signal(signal.SIGKILL)
     finish([process])
     (out / "next.csv").unlink(missing_ok=True)
-    file = sorted(out.glob("labelme/*.json"))[0]
+    file = sorted(out.glob("labelme/[!.]*.json"))[0]
     file.write_text('{"drawn": 1}')
     assert main(words) == 0
     found, expected = contents(out), contents(whole)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from data.dataset import SegmentationDataset
 from data.images import label_png, read_label
-from data.images.reader import ImageReader
 from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed import checks
@@ -31,7 +30,7 @@ from support.files import sha256, write_atomic
 from support.labels import IGNORE
 from support.processes import ThreadPool
 from support.progress import progress_bar
-from training.data import find_files, make_loader
+from training.data import find_files, make_loader, reading
 
 NUM_THREADS = 4  # of each rank: make and compress labels
 
@@ -46,8 +45,7 @@ def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationData
     layout = "Folder" if cfg.dataset == "Folder" else "ScribbleOnly"
     if layout == "Folder" and not train_path:
         raise UserError("--train_path is not set: --dataset Folder needs the folder of the scribbles")
-    split_files, reader = find_files(cfg, layout, split, {"label": train_path}), ImageReader(**cfg.reading)
-    return SegmentationDataset(split_files, cfg.numclasses, reader=reader)
+    return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses, **reading(cfg))
 
 
 def map_files(work: Callable[[Path], Any], files: list[Path], group: Group, title: str) -> np.ndarray:

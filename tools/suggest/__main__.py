@@ -183,7 +183,7 @@ def write(
     colours = to_hex(classes.colours)
     names = "".join(f"{name} {colour}\n" for name, colour in zip(classes.names, colours, strict=False))
     write_atomic(output / "classes.txt", names)
-    write_atomic(output / "index.html", page(figures, classes))
+    write_atomic(output / "index.html", page(figures, classes, masks=bool(chosen) and chosen[0][1] is None))
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows([COLUMNS[: len(rows[0])] if rows else COLUMNS, *rows])
     write_atomic(output / "next.csv", lines.getvalue())
@@ -192,6 +192,9 @@ def write(
 def say_how_to_go_on(flags: SuggestFlags) -> None:
     """Log where the suggestions are, and the commands to draw and to convert."""
     output, drawn = Path(flags.output), Path(flags.output) / "labelme"
+    if not drawn.is_dir():
+        log.info(f"{output}: no place to suggest: strokes are everywhere")
+        return
     words = ["-m", "tools.convert", "labelme", drawn, output / "drawn", "--classes", output / "classes.txt"]
     log.info(f"places: {output / 'next.csv'}; to look at while drawing: {output / 'index.html'}")
     log.info(f"to draw: {shell.quoted(['labelme', str(drawn)])}")

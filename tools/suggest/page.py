@@ -17,6 +17,11 @@ from support.labels import IGNORE
 from tools.suggest.places import Place
 
 TEMPLATE = Path(__file__).with_name("page.html")
+STROKES = (
+    "Left: the image and its strokes. Right: what the model sees. Draw a stroke through each object that a ring marks. "
+    "The list names the class that the model sees there, and the next likely one."
+)
+MASKS = "Left: the image. Right: what the model sees. Draw whole masks; the first images teach the model most."
 LONG_SIDE = 900  # pixels, of a picture; a small image grows to twice its size at most
 FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.55
 COLOURS = (255, 255, 255), (200, 0, 60)  # RGB; of a mark and of what is around it
@@ -32,13 +37,15 @@ class Picture(NamedTuple):
     places: Sequence[tuple[int, Place]]
 
 
-def page(figures: Sequence[str], classes: Classes) -> str:
-    """Return the HTML page, ASCII only. figures: results of figure()."""
+def page(figures: Sequence[str], classes: Classes, *, masks: bool) -> str:
+    """Return the HTML page, ASCII only. figures: results of figure(). masks: whether to draw masks, not strokes."""
     legend = "".join(
         f'<li><i style="background:{colour}"></i>{html.escape(name)}</li>'
         for name, colour in zip(classes.names, to_hex(classes.colours), strict=False)
     )
-    text = Template(read_text(TEMPLATE, MAX_TEXT)).substitute(legend=legend, figures="\n".join(figures))
+    text = Template(read_text(TEMPLATE, MAX_TEXT)).substitute(
+        task=MASKS if masks else STROKES, legend=legend, figures="\n".join(figures)
+    )
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
