@@ -227,6 +227,10 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     assert pipeline.main(words) == 0  # nothing was drawn
     assert programs() == ""
     file = sorted((work / "next/labelme").glob("*.json"))[0]
+    file.touch()  # opened in LabelMe, and saved without a new stroke
+    assert pipeline.main(words) == 0
+    assert programs() == "convert"
+    assert not (work / "drawn_1").exists()
     content = json.loads(file.read_text())
     (point,) = [shape["points"][0] for shape in content["shapes"] if shape["shape_type"] == "point"][:1]
     content["shapes"].append({"label": "3", "points": [point], "shape_type": "point"})

@@ -10,7 +10,6 @@ The script prints each command. Started again, it continues where it was; only t
 import dataclasses
 import hashlib
 import itertools
-import json
 import shlex
 import shutil
 import signal
@@ -26,9 +25,6 @@ if not __package__:  # started as a file
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import; program.run() handles it
 
-import cv2
-import numpy as np
-
 from data.classes import read_classes
 from data.images import read_label
 from data.label_check import MAX_LABELS_READ
@@ -41,14 +37,14 @@ from flags.recipe import RECIPE_FLAGS
 from flags.shared import DataFlags, LaunchFlags
 from support import program, shell, signals
 from support.errors import STOPPED, UserError
-from support.files import read_bytes, read_text, sha256, write_atomic
+from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
 from support.terminal import say, warn
 from support.user_code import is_code
 from tools.check.rules import DENSE
-from tools.convert.reading import MAX_BYTES, list_name
 from tools.scribbles.__main__ import READER as SIMULATE
+from tools.scribbles.passes import PATHS, Pass, strokes_table
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
@@ -57,7 +53,6 @@ OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path"
 # Flags that do not change results, and may differ when the chain is started again.
 FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
 PSEUDO_FLAGS = "--scales 1 1.5 --flip"
-PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
 # What stops the chain: a signal without a handler would end it alone, and leave the command running.
 STOP_SIGNALS = {*signals.SIGNALS, *(getattr(signal, name) for name in ("SIGHUP", "SIGQUIT") if hasattr(signal, name))}
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
@@ -154,18 +149,15 @@ def run_steps(args: PipelineFlags) -> None:
         folders = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", f"round_{number}"]
         run("train.py", *flags, *folders, "--resume", "auto", *more, num_processes=args.processes)
 
-    def train_rounds(work: Path, scribbles: Path, *start: object) -> Path:
-        """Train all rounds on these strokes, and score the last one. Return its checkpoint."""
+    def train_rounds(work: Path, scribbles: Path, *start: object) -> None:
         train(work, scribbles, 0, "--dataset", "ScribbleOnly", *start)
         for number in range(1, args.rounds + 1):
             labels_of = work / f"pseudo_{number}"
             words = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--train_path", scribbles]
             run("pseudo.py", *words, "--output", labels_of, *launch, *pseudo, num_processes=args.processes)
             train(work, scribbles, number, "--dataset", "ScribblePseudo", "--pseudo_path", labels_of)
-        last = work / f"round_{args.rounds}" / "best.pt"
-        words = ["--report", work / "report", "--json", work / "scores.json"]
-        run("evaluate.py", "--checkpoint", last, *words, *launch)
-        return last
+        words = ["--checkpoint", work / f"round_{args.rounds}" / "best.pt", "--report", work / "report"]
+        run("evaluate.py", *words, "--json", work / "scores.json", *launch)
 
     if not drawn:
         words = ["--list", splits[0].list_file, "--background", cfg.background, *simulate]
@@ -179,86 +171,21 @@ def run_steps(args: PipelineFlags) -> None:
         if not current.is_done:
             train_rounds(current.folder, current.scribbles, *start)
             words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", str(args.budget)]
-            # Without its own advice on how to go on.
-            run(
-                "tools/suggest/__main__.py",
-                data,
-                *words,
-                "--output",
-                current.suggested,
-                *launch,
-                "--log_level",
-                "WARNING",
-            )
-        if not current.is_drawn:
-            break
+            words += ["--output", current.suggested, *launch, "--log_level", "WARNING"]  # no advice on how to go on
+            run("tools/suggest/__main__.py", data, *words)
         following = Pass(work / f"drawn_{number}", work / f"drawn_{number}" / "strokes")
         if not following.scribbles.is_dir():
-            shutil.rmtree(current.suggested / "drawn", ignore_errors=True)  # of a start that was stopped
-            words = ["labelme", current.suggested / "labelme", current.suggested / "drawn", "--scribbles"]
+            if not current.is_edited:
+                break
+            words = ["labelme", current.suggested / "labelme", current.converted, "--scribbles"]
+            shutil.rmtree(current.converted, ignore_errors=True)  # of a start before
             run("tools/convert/__main__.py", *words, "--classes", current.suggested / "classes.txt")
-            merge(*current.strokes(cfg), current, following)
+            if not following.take_strokes(current, cfg):
+                break
         passes, start = [*passes, following], ["--pretrained", last]
     say(*strokes_table(passes, cfg))
     say(f"to go on, draw strokes at the places of {passes[-1].suggested / 'index.html'} in the files of "
         f"{passes[-1].suggested / 'labelme'}, then repeat this command")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Pass:
-    """The rounds that are trained on one set of strokes. folder: for results. scribbles: folder of the strokes."""
-
-    folder: Path
-    scribbles: Path
-
-    @property
-    def suggested(self) -> Path:
-        return self.folder / "next"
-
-    @property
-    def is_done(self) -> bool:
-        return (self.suggested / "next.csv").is_file()
-
-    @property
-    def is_drawn(self) -> bool:
-        """Return whether a LabelMe file has changed since the suggestions were written."""
-        end = (self.suggested / "next.csv").stat().st_mtime_ns
-        return any(path.stat().st_mtime_ns > end for path in (self.suggested / "labelme").glob("*.json"))
-
-    def strokes(self, cfg: Config) -> tuple[list[str], list[Path]]:
-        """Return the names of the training images, and the files of their strokes."""
-        paths = {name: getattr(cfg, name) for name in PATHS}
-        labels = {"label": str(self.scribbles)}
-        names, files = find_split(Path(cfg.dataset_path), "ScribbleOnly", cfg.train_split, labels, **paths).pairs
-        return names, [file["label"] for file in files]
-
-
-def merge(names: list[str], labels: list[Path], before: Pass, after: Pass) -> None:
-    """Write after.scribbles: the strokes drawn in before.suggested, and for other images those of `before`.
-
-    names, labels: of the training images, and their strokes before.
-    """
-    converted, scratch = before.suggested / "drawn" / SCRIBBLES, after.folder / ".strokes"
-    for name, label in zip(names, labels, strict=True):
-        drawn = converted / f"{list_name(name)}.png"
-        content = read_bytes(drawn if drawn.is_file() else label, MAX_BYTES)
-        write_atomic(scratch / label.relative_to(before.scribbles), content, parents=True)
-    scratch.replace(after.scribbles)  # at once, so that the folder is whole
-
-
-def strokes_table(passes: list[Pass], cfg: Config) -> list[str]:
-    """Return lines of text: the number of strokes and labelled pixels of each pass, and its mIoU."""
-    lines = [f"{'strokes':>10}{'pixels':>12}{'mIoU':>8}"]
-    for item in (item for item in passes if item.is_done):
-        strokes = pixels = 0
-        for path in item.strokes(cfg)[1]:
-            label = read_label(path, IGNORE)
-            pixels += int((label != IGNORE).sum())
-            for value in np.flatnonzero(np.bincount(label.ravel(), minlength=256)[:IGNORE]):
-                strokes += cv2.connectedComponents((label == value).view(np.uint8), connectivity=8)[0] - 1
-        miou = json.loads(read_text(item.folder / "scores.json", MAX_BYTES))["miou"]
-        lines.append(f"{strokes:>10}{pixels:>12}{100 * miou:>8.2f}")
-    return lines
 
 
 def read_words(args: PipelineFlags, name: str, reader: FlagReader, own: Collection[str], *start: str) -> list[str]:

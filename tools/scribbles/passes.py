@@ -1,0 +1,86 @@
+"""The passes of the scribble pipeline with --budget: each trains on the strokes of the one before and on new ones."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.images import read_label
+from data.layout import SCRIBBLES, find_split
+from flags import Config
+from support.files import read_bytes, read_text, write_atomic
+from support.labels import IGNORE
+from tools.convert.reading import MAX_BYTES, list_name
+
+PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The rounds that are trained on one set of strokes. folder: for results. scribbles: folder of the strokes."""
+
+    folder: Path
+    scribbles: Path
+
+    @property
+    def suggested(self) -> Path:
+        """Return the folder that tools.suggest writes to after the last round."""
+        return self.folder / "next"
+
+    @property
+    def converted(self) -> Path:
+        """Return the folder of the strokes in the files of `suggested`, as tools.convert writes them."""
+        return self.folder / "converted"
+
+    @property
+    def is_done(self) -> bool:
+        return (self.suggested / "next.csv").is_file()
+
+    @property
+    def is_edited(self) -> bool:
+        """Return whether a LabelMe file has changed since next.csv, which is written after all of them."""
+        end = (self.suggested / "next.csv").stat().st_mtime_ns
+        return any(path.stat().st_mtime_ns > end for path in (self.suggested / "labelme").glob("*.json"))
+
+    def strokes(self, cfg: Config) -> dict[str, Path]:
+        """Return {training image: file of its strokes}."""
+        paths, labels = {name: getattr(cfg, name) for name in PATHS}, {"label": str(self.scribbles)}
+        names, files = find_split(Path(cfg.dataset_path), "ScribbleOnly", cfg.train_split, labels, **paths).pairs
+        return {name: file["label"] for name, file in zip(names, files, strict=True)}
+
+    def take_strokes(self, before: "Pass", cfg: Config) -> bool:
+        """Write `scribbles`: the strokes in before.converted and, for other images, those of `before`.
+
+        Return False, and write nothing, if no stroke has changed.
+        """
+        scratch, has_changed = self.folder / ".strokes", False
+        shutil.rmtree(scratch, ignore_errors=True)  # of a start that was stopped
+        for name, old in before.strokes(cfg).items():
+            new = before.converted / SCRIBBLES / f"{list_name(name)}.png"
+            new = new if new.is_file() else old
+            has_changed = has_changed or not np.array_equal(read_label(new, IGNORE), read_label(old, IGNORE))
+            target = (scratch / old.relative_to(before.scribbles)).with_suffix(new.suffix)
+            write_atomic(target, read_bytes(new, MAX_BYTES), parents=True)
+        if has_changed:
+            scratch.replace(self.scribbles)  # at once: the folder is there only if it is whole
+        else:
+            shutil.rmtree(self.folder)
+        return has_changed
+
+
+def strokes_table(passes: list[Pass], cfg: Config) -> list[str]:
+    """Return lines of text: the number of strokes and of labelled pixels of each pass, and its mIoU in percent."""
+    lines = [f"{'strokes':>10}{'pixels':>12}{'mIoU':>8}"]
+    for item in passes:
+        num_strokes = num_pixels = 0
+        for path in item.strokes(cfg).values():
+            label = read_label(path, IGNORE)
+            num_pixels += int((label != IGNORE).sum())
+            for value in np.flatnonzero(np.bincount(label.ravel(), minlength=256)[:IGNORE]):
+                num_strokes += cv2.connectedComponents((label == value).view(np.uint8), connectivity=8)[0] - 1
+        miou = json.loads(read_text(item.folder / "scores.json", MAX_BYTES))["miou"]
+        lines.append(f"{num_strokes:>10}{num_pixels:>12}{100 * miou:>8.2f}")
+    return lines
