@@ -1,9 +1,11 @@
 """tools.suggest: which places come first, and what it writes, killed and repeated, and in two processes."""
 
 import csv
+import itertools
 import json
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +120,9 @@ def test_drawn_files_convert_to_the_strokes_before_and_the_new_ones(words, demo_
     file = folder / f"{first['image']}.json"
     content = json.loads(file.read_text())
     x, y = int(first["x"]), int(first["y"])
-    content["shapes"].append({"label": first["or"], "points": [[x + 0.5, y + 0.5]], "shape_type": "point"})
+    # LabelMe offers the names of the places as labels.
+    label = f"suggested: {first['or']}"
+    content["shapes"].append({"label": label, "points": [[x + 0.5, y + 0.5]], "shape_type": "linestrip"})
     file.write_text(json.dumps(content))
     options = ["--scribbles", "--classes", str(tmp_path / "next/classes.txt"), "--workers", "0"]
     assert convert(["labelme", str(folder), str(tmp_path / "drawn"), *options]) == 0
@@ -152,6 +156,13 @@ def test_a_folder_of_photos_has_no_strokes_and_a_mask_has_no_places(checkpoint, 
     shapes = json.loads((tmp_path / "both/labelme/demo_0000.json").read_text())["shapes"]
     assert "mask" in {shape["shape_type"] for shape in shapes}
     assert len(listed & {path.stem for path in photos.iterdir()}) == len(listed)
+    by_image: dict[str, list[tuple[int, int]]] = {}
+    for row in rows(tmp_path / "both"):
+        by_image.setdefault(row["image"], []).append((int(row["x"]), int(row["y"])))
+    pairs = [pair for places in by_image.values() for pair in itertools.combinations(places, 2)]
+    assert pairs
+    # A window reaches 3 cells of 2 pixels (0.04 of an image of 80 cells) to each side.
+    assert min(max(abs(x - u), abs(y - v)) for (x, y), (u, v) in pairs) > 6
 
 
 def test_killed_and_repeated_it_suggests_the_same_and_keeps_what_was_drawn(words, tmp_path):
@@ -187,6 +198,9 @@ def test_a_user_error_is_one_line(words, demo_root, tmp_path):
         main(["nowhere", *words[1:]])
     with refused("lies in"):
         main([*words, "--output", str(demo_root / "JPEGImages/next")])
+    (tmp_path / "names.txt").write_text("a\nsuggested: b\nc\nd\ne\n")
+    with refused("a class is named 'suggested: b', as suggestions are"):
+        main([*words, "--classes", str(tmp_path / "names.txt")])
     (tmp_path / "empty").mkdir()
     with refused("empty: no images in it"):
         main([str(tmp_path / "empty"), *words[1:], "--output", str(tmp_path / "x")])
@@ -210,8 +224,8 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
             scores.write_text(json.dumps({"miou": 0.25 * len(commands) / 5}))
         elif "suggest" in program:
             assert main([*words, "--workers", "0"]) == 0
-        elif "convert" in program:
-            assert convert([*words, "--workers", "0"]) == 0
+        elif "convert" in program and (status := convert([*words, "--workers", "0"])):
+            raise subprocess.CalledProcessError(status, words)
 
     monkeypatch.setattr(pipeline, "run", run)
     work, data = tmp_path / "work", shutil.copytree(demo_root, tmp_path / "data")
@@ -225,12 +239,23 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     assert pipeline.main(words) == 0
     assert programs() == "train pseudo train evaluate suggest"
     assert pipeline.main(words) == 0  # nothing was drawn
-    assert programs() == ""
-    file = sorted((work / "next/labelme").glob("*.json"))[0]
-    file.touch()  # opened in LabelMe, and saved without a new stroke
-    assert pipeline.main(words) == 0
     assert programs() == "convert"
-    assert not (work / "drawn_1").exists()
+    file = sorted((work / "next/labelme").glob("*.json"))[0]
+    text = file.read_text()
+    wrong = json.loads(text)
+    wrong["shapes"].append({"label": "sqare", "points": [[3, 3]], "shape_type": "point"})
+    file.write_text(json.dumps(wrong))
+    with refused("labelme: its files have the faults named above"):
+        pipeline.main(words)
+    assert (
+        f"'sqare': not in the list of classes: ignored (255) in 1 place(s), such as {file}" in capsys.readouterr().err
+    )
+    file.write_text(text)
+    copy = file.rename(file.with_name("copy.json"))
+    with refused("copy.json: belongs to no training image"):
+        pipeline.main(words)
+    copy.rename(file)
+    commands.clear()
     content = json.loads(file.read_text())
     (point,) = [shape["points"][0] for shape in content["shapes"] if shape["shape_type"] == "point"][:1]
     content["shapes"].append({"label": "3", "points": [point], "shape_type": "point"})
@@ -238,6 +263,10 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     assert pipeline.main(words) == 0
     assert commands[1][-2:] == ["--pretrained", str(work / "round_1/best.pt")]
     assert programs() == "convert train pseudo train evaluate suggest"
+    file.write_text(text)  # too late
+    assert pipeline.main(words) == 0
+    assert f"{file}: changed after drawn_1 took its strokes: not used" in capsys.readouterr().err
+    assert programs() == "convert"
     strokes = work / "drawn_1/strokes"
     names = (data / "ImageSets/SegmentationAug/train.txt").read_text().split()
     assert sorted(path.stem for path in strokes.iterdir()) == sorted(names)
@@ -248,6 +277,6 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
         assert changed.any() == (name == file.stem)
         assert set(after[changed]) <= {3}
         number = [n + int((label != 255).sum()) for n, label in zip(number, (before, after), strict=True)]
+    assert pipeline.main(words) == 0
     rows = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
-    # One more call has printed the first row by itself, and the first call too.
-    assert rows[-2:] == [[str(number[0]), "20.00"], [str(number[1]), "25.00"]]
+    assert rows == [[str(number[0]), "20.00"], [str(number[1]), "25.00"]]

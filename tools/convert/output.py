@@ -98,7 +98,7 @@ def paint(entry: Entry, size: tuple[int, int], job: Job, result: Converted) -> n
             continue
         result.thin += [where] if is_thin else []
         if name not in numbers:
-            result.unlisted[name] += 1
+            result.unlisted.setdefault(name, []).append(where)
         value = numbers.get(name, IGNORE)
         box = slice(top, top + mask.shape[0]), slice(left, left + mask.shape[1])
         label[box][mask], is_free[box][mask] = value, False

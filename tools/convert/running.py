@@ -4,7 +4,6 @@ import functools
 import os
 import posixpath
 import re
-from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -181,10 +180,12 @@ def _report(args: ConvertFlags, source: Source, results: list[Converted], number
     empty, thin, blank = ([where for result in results for where in getattr(result, kind)] for kind in kinds)
     if empty:
         faults.append(f"{len(empty)} shape(s) cover no pixel of the image, such as {empty[0]}: left out")
-    missing = sum((result.unlisted for result in results), Counter())
+    missing = dict[str | None, list[str]]()
+    for name, places in (item for result in results for item in result.unlisted.items()):
+        missing.setdefault(name, []).extend(places)
     faults += [
-        f"class {name!r}: not in the list of classes: ignored (255) in {count} place(s)"
-        for name, count in missing.most_common()
+        f"class {name!r}: not in the list of classes: ignored (255) in {len(places)} place(s), such as {places[0]}"
+        for name, places in sorted(missing.items(), key=lambda item: -len(item[1]))
     ]
     _print_faults(faults)
     done = sum(result.is_written for result in results)

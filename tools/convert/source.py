@@ -120,7 +120,7 @@ class Converted:
     """What became of an entry. is_written: whether its image and mask are there.
 
     is_hidden: whether the mask has colours under alpha 0.
-    num_pixels, num_unlabelled: pixels of the image, and those in no shape. unlisted: {class without a number: shapes}.
+    num_pixels, num_unlabelled: pixels of the image, and those in no shape. unlisted: {class without a number: places}.
     empty, thin, blank: places of shapes without a pixel, of thin polygons, and of an image without a shape.
     """
 
@@ -132,7 +132,7 @@ class Converted:
     empty: list[str] = field(default_factory=list)
     thin: list[str] = field(default_factory=list)
     blank: list[str] = field(default_factory=list)
-    unlisted: Counter = field(default_factory=Counter)
+    unlisted: dict[str | None, list[str]] = field(default_factory=dict)
 
 
 class Kind(NamedTuple):

@@ -11,10 +11,13 @@ import numpy as np
 from data.images import read_label
 from data.layout import SCRIBBLES, find_split
 from flags import Config
-from support.files import read_bytes, read_text, write_atomic
+from support.errors import UserError
+from support.files import read_bytes, read_text, sha256, write_atomic
 from support.labels import IGNORE
+from support.terminal import warn
 from tools.convert.reading import MAX_BYTES, list_name
 
+TAKEN = "drawings.json"  # digests of the LabelMe files whose strokes a pass has taken
 PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
 
 
@@ -39,36 +42,49 @@ class Pass:
     def is_done(self) -> bool:
         return (self.suggested / "next.csv").is_file()
 
-    @property
-    def is_edited(self) -> bool:
-        """Return whether a LabelMe file has changed since next.csv, which is written after all of them."""
-        end = (self.suggested / "next.csv").stat().st_mtime_ns
-        return any(path.stat().st_mtime_ns > end for path in (self.suggested / "labelme").glob("*.json"))
-
     def strokes(self, cfg: Config) -> dict[str, Path]:
         """Return {training image: file of its strokes}."""
         paths, labels = {name: getattr(cfg, name) for name in PATHS}, {"label": str(self.scribbles)}
         names, files = find_split(Path(cfg.dataset_path), "ScribbleOnly", cfg.train_split, labels, **paths).pairs
         return {name: file["label"] for name, file in zip(names, files, strict=True)}
 
+    def drawings(self) -> dict[str, str]:
+        """Return {LabelMe file: digest} of `suggested`."""
+        return {path.name: sha256(path) for path in sorted((self.suggested / "labelme").glob("[!.]*.json"))}
+
     def take_strokes(self, before: "Pass", cfg: Config) -> bool:
         """Write `scribbles`: the strokes in before.converted and, for other images, those of `before`.
 
-        Return False, and write nothing, if no stroke has changed.
+        Return False, and write nothing, if no stroke has changed. Raises UserError if an image is no training image.
         """
-        scratch, has_changed = self.folder / ".strokes", False
+        scratch, has_changed, taken = self.folder / ".strokes", False, before.drawings()
+        new = {path.stem: path for path in (before.converted / SCRIBBLES).glob("*.png")}
         shutil.rmtree(scratch, ignore_errors=True)  # of a start that was stopped
         for name, old in before.strokes(cfg).items():
-            new = before.converted / SCRIBBLES / f"{list_name(name)}.png"
-            new = new if new.is_file() else old
-            has_changed = has_changed or not np.array_equal(read_label(new, IGNORE), read_label(old, IGNORE))
-            target = (scratch / old.relative_to(before.scribbles)).with_suffix(new.suffix)
-            write_atomic(target, read_bytes(new, MAX_BYTES), parents=True)
+            file = new.pop(list_name(name), old)
+            has_changed = has_changed or not np.array_equal(read_label(file, IGNORE), read_label(old, IGNORE))
+            target = (scratch / old.relative_to(before.scribbles)).with_suffix(file.suffix)
+            write_atomic(target, read_bytes(file, MAX_BYTES), parents=True)
+        if new:
+            file = before.suggested / "labelme" / f"{next(iter(new))}.json"
+            shutil.rmtree(self.folder)
+            raise UserError(
+                f"{file}: belongs to no training image: give it the name of its image, then repeat the command"
+            )
         if has_changed:
+            write_atomic(self.folder / TAKEN, json.dumps(taken, indent=1))
             scratch.replace(self.scribbles)  # at once: the folder is there only if it is whole
         else:
             shutil.rmtree(self.folder)
         return has_changed
+
+    def warn_of_late_drawings(self, before: "Pass") -> None:
+        """Warn if a LabelMe file of `before` has changed since this pass took its strokes."""
+        taken = json.loads(read_text(self.folder / TAKEN, MAX_BYTES))
+        if late := [name for name, digest in before.drawings().items() if taken.get(name) != digest]:
+            file = before.suggested / "labelme" / late[0]
+            warn(f"warning: {file}: changed after {self.folder.name} took its strokes: not used; draw in the folder "
+                 "that the last line names")  # fmt: skip
 
 
 def strokes_table(passes: list[Pass], cfg: Config) -> list[str]:

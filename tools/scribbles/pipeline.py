@@ -172,14 +172,23 @@ def run_steps(args: PipelineFlags) -> None:
             train_rounds(current.folder, current.scribbles, *start)
             words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", str(args.budget)]
             words += ["--output", current.suggested, *launch, "--log_level", "WARNING"]  # no advice on how to go on
+            is_new = not current.suggested.is_dir()  # else the user may have drawn after a start that was stopped
             run("tools/suggest/__main__.py", data, *words)
-        following = Pass(work / f"drawn_{number}", work / f"drawn_{number}" / "strokes")
-        if not following.scribbles.is_dir():
-            if not current.is_edited:
+            if is_new:
                 break
+        following = Pass(work / f"drawn_{number}", work / f"drawn_{number}" / "strokes")
+        if following.scribbles.is_dir():
+            following.warn_of_late_drawings(current)
+        else:
             words = ["labelme", current.suggested / "labelme", current.converted, "--scribbles"]
             shutil.rmtree(current.converted, ignore_errors=True)  # of a start before
-            run("tools/convert/__main__.py", *words, "--classes", current.suggested / "classes.txt")
+            try:
+                run("tools/convert/__main__.py", *words, "--classes", current.suggested / "classes.txt")
+            except subprocess.CalledProcessError as error:
+                if error.returncode != 1:
+                    raise
+                raise UserError(f"{current.suggested / 'labelme'}: its files have the faults named above: mend them in "
+                                "LabelMe, then repeat the command") from None  # fmt: skip
             if not following.take_strokes(current, cfg):
                 break
         passes, start = [*passes, following], ["--pretrained", last]

@@ -67,6 +67,7 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.progress import progress_bar
 from support.results import reserve
+from tools.convert.formats.labelme import SUGGESTED
 from tools.convert.output import put_image
 from tools.convert.reading import list_name
 from tools.suggest import labelme
@@ -95,6 +96,8 @@ def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
     """Write the suggestions that --output lacks. Collective; raises Stopped after a signal."""
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, output = trained.cfg, Path(flags.output)
+    if wrong := next((name for name in trained.classes.names if name.startswith(SUGGESTED)), ""):
+        raise UserError(f"{flags.checkpoint}: a class is named {wrong!r}, as suggestions are in LabelMe: rename it")
     sources = [find_images(folder, cfg, flags) for folder in flags.images]
     settings = trained.settings(flags) | {name: getattr(flags, name) for name in ("budget", "masks")}
     settings["sources"] = [label_folder.digests(source, group) for source in sources]
@@ -106,6 +109,8 @@ def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
         candidates, areas = find_candidates(sources, predictor, group, cfg, flags)
         if group.is_main:
             chosen = choose([image.places for image in candidates], areas, flags.budget, whole=flags.masks)
+            if len(chosen) < flags.budget:
+                log.info(f"--budget {flags.budget}: there are only {len(chosen)}")
             write(chosen, candidates, sources, predictor, trained, output, group.device)
     if group.is_main:
         say_how_to_go_on(flags)
@@ -144,10 +149,13 @@ def find_candidates(
         for index, places, shares in sorted(every, key=lambda result: result[0]):
             found.append(Candidate(list_name(dataset.names[index]), number, index, places))
             areas += shares
-    first = {image.name: image for image in reversed(found)}
-    if len(first) < len(found):
-        log.info(f"{len(found) - len(first)} image(s) have the name of an earlier one: left out")
-    return list({image.name: first[image.name] for image in found}.values()), areas
+    first = dict[str, Candidate]()
+    if others := [image for image in found if first.setdefault(image.name, image) is not image]:
+        file = sources[others[0].source].files[others[0].position]["image"]
+        log.info(
+            f"{len(others)} image(s), such as {file}, have the name of an earlier one, a space counts as _: left out"
+        )
+    return list(first.values()), areas
 
 
 def write(
@@ -191,12 +199,12 @@ def write(
 
 def say_how_to_go_on(flags: SuggestFlags) -> None:
     """Log where the suggestions are, and the commands to draw and to convert."""
-    output, drawn = Path(flags.output), Path(flags.output) / "labelme"
+    output, drawn, what = Path(flags.output), Path(flags.output) / "labelme", "images" if flags.masks else "places"
     if not drawn.is_dir():
         log.info(f"{output}: no place to suggest: strokes are everywhere")
         return
     words = ["-m", "tools.convert", "labelme", drawn, output / "drawn", "--classes", output / "classes.txt"]
-    log.info(f"places: {output / 'next.csv'}; to look at while drawing: {output / 'index.html'}")
+    log.info(f"{what}: {output / 'next.csv'}; to look at while drawing: {output / 'index.html'}")
     log.info(f"to draw: {shell.quoted(['labelme', str(drawn)])}")
     log.info(f"then: {shell.python_command(*words, *([] if flags.masks else ['--scribbles']))}")
 

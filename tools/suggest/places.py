@@ -61,7 +61,7 @@ def find_places(item: Stroked, probs: Tensor) -> tuple[list[Place], np.ndarray]:
     stroke_distance = cv2.distanceTransform((item.grid.seeds == IGNORE).view(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_5)
     unsure[stroke_distance <= reach / 2] = 0  # settled already
     colours = cv2.cvtColor(cv2.resize(item.image, (width, height), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2LAB)
-    places = []
+    places: list[Place] = []
     for number in np.flatnonzero(np.bincount(label.ravel())).tolist():
         inside = label == number
         mass = cv2.boxFilter(unsure * inside, -1, [2 * reach + 1] * 2, normalize=False, borderType=cv2.BORDER_CONSTANT)
@@ -83,7 +83,13 @@ def find_places(item: Stroked, probs: Tensor) -> tuple[list[Place], np.ndarray]:
             colour = colours[box][within > 0].mean(0).astype(np.float32)
             places.append(Place(at_row, at_column, number, chances, (within > 0).sum() / label.size, colour))
             mass[_box(row, column, 2 * reach)] = 0
-    return places, cells
+    # Places of two classes may come together at the border of their parts.
+    apart: list[Place] = []
+    least = reach * item.scribble.shape[0] / height
+    for place in sorted(places, key=lambda place: -place.chances.sum()):
+        if all(max(abs(place.row - one.row), abs(place.column - one.column)) > least for one in apart):
+            apart.append(place)
+    return apart, cells
 
 
 def _box(row: int, column: int, reach: int) -> tuple[slice, slice]:

@@ -23,7 +23,7 @@ from tools.convert.drawing import Patch, place, read_points
 from tools.convert.reading import read_json, read_size, read_value
 from tools.convert.source import Entry, Shape, Source
 
-SUGGESTED = "suggested: "  # begins the labels of the points of tools.suggest, which are no strokes
+SUGGESTED = "suggested: "  # begins the labels of the places of tools.suggest: points that are no strokes
 
 
 def read(source: Source) -> None:
@@ -34,8 +34,11 @@ def read(source: Source) -> None:
         content, shapes = read_json(path), []
         for number, shape in enumerate(read_value(content, "shapes", list, str(path)), 1):
             label = read_value(shape, "label", str, str(path))
-            if not label.startswith(SUGGESTED):
-                shapes.append(Shape(label, f"{path}: shape {number} ({label})", shape))
+            kind = shape.get("shape_type")
+            if label.startswith(SUGGESTED) and kind == "point":
+                continue
+            label = label if kind == "mask" else label.removeprefix(SUGGESTED)  # LabelMe offers it for strokes, too
+            shapes.append(Shape(label, f"{path}: shape {number} ({label})", shape))
         height, width = content.get("imageHeight"), content.get("imageWidth")
         size = read_size(height, width, str(path)) if height else None
         reference = read_value(content, "imagePath", str, str(path)).replace("\\", "/")
