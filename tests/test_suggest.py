@@ -38,8 +38,13 @@ SIZE = (120, 200)  # of an image; its grid has cells of 2 x 2 pixels
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    return random_checkpoint(tmp_path_factory.mktemp("run") / "best.pt", num_classes=5, dataset="ScribbleOnly")
+def checkpoint(demo_root, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    flags = {
+        "dataset": "ScribbleOnly",
+        "train_path": str(demo_root / "pascal_2012_scribble"),
+    }  # as the pipeline saves it
+    return random_checkpoint(folder / "best.pt", num_classes=5, **flags)
 
 
 @pytest.fixture
@@ -198,6 +203,12 @@ def test_a_user_error_is_one_line(words, demo_root, tmp_path):
         main(["nowhere", *words[1:]])
     with refused("lies in"):
         main([*words, "--output", str(demo_root / "JPEGImages/next")])
+    other = shutil.copytree(demo_root, tmp_path / "other")
+    put(other / "pascal_2012_scribble/demo_0003.png", np.zeros((4, 5), np.uint8))
+    with refused(f"{other}/pascal_2012_scribble/demo_0003.png: 5x4 pixels, but its image"):
+        main([str(other), *words[1:], "--train_path", "pascal_2012_scribble", "--output", str(tmp_path / "x")])
+    with refused(f"{other}/pascal_2012_scribble/demo_0003.png: 5x4 pixels, but its image"):
+        main([str(other), *words[1:], "--output", str(tmp_path / "x")])
     (tmp_path / "names.txt").write_text("a\nsuggested: b\nc\nd\ne\n")
     with refused("a class is named 'suggested: b', as suggestions are"):
         main([*words, "--classes", str(tmp_path / "names.txt")])

@@ -124,9 +124,8 @@ def find_images(folder: Path, cfg: Config, flags: SuggestFlags) -> SegmentationD
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name a data set in VOC's layout, or a folder of photos")
     if flags.train_path or any((folder / name).is_dir() for name in (SCRIBBLES, *LISTS)):
-        return label_folder.find_scribbles(
-            dataclasses.replace(cfg, dataset_path=str(folder)), flags.split or cfg.train_split, flags.train_path
-        )
+        cfg = dataclasses.replace(cfg, dataset_path=str(folder), train_path="")  # not the strokes of the training
+        return label_folder.find_scribbles(cfg, flags.split or cfg.train_split, flags.train_path)
     return SegmentationDataset(Split({"image": folder}), cfg.numclasses, reader=ImageReader(**cfg.reading))
 
 
