@@ -1,13 +1,14 @@
-"""Measure how many strokes are enough if they are drawn where tools.suggest says, and if random objects get them.
+"""Compare the mIoU for each number of strokes, drawn where tools.suggest says or on random objects.
 
 OMP_NUM_THREADS=1 python benchmarks/suggest.py CAMVID --out DIR --pretrained FILE --way suggested --seed 0
 
 CAMVID has VOC's layout. FILE: ImageNet weights of timm's tf_efficientnet_lite0. "All strokes" are one on each object,
-at most 60 pixels long (`tools.scribbles simulate --max_length 60`). A run begins with a tenth of them, at random. Each
-round adds as many: at random, or at the suggested places in their order, where a simulated annotator draws along the
-object, within REACH pixels. It leaves out places on ignored pixels ("nothing there") and, at random, a tenth of the
-others. Each round trains on from the last model; the last strokes also train a new one. Images have half the size.
-Started again, the script skips finished runs.
+at most 60 pixels long (`tools.scribbles simulate --max_length 60`). A run begins with a random tenth of these strokes.
+Each round adds the same number of strokes, on random objects or at the suggested places in order of rank. At a place, a
+simulated annotator draws along the object, at most REACH pixels away. The annotator skips places on ignored pixels and
+a random tenth of the others. Each round continues from the weights of the last one. At the end, a model is also trained
+from the ImageNet weights on the final strokes. Images are scaled to half their size. If you start the script again, it
+skips finished runs.
 """
 
 import argparse

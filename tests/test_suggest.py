@@ -276,7 +276,7 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     assert programs() == "convert train pseudo train evaluate suggest"
     file.write_text(text)  # too late
     assert pipeline.main(words) == 0
-    assert f"{file}: changed after drawn_1 took its strokes: not used" in capsys.readouterr().err
+    assert f"{file}: changed after drawn_1 had read it, so the changes are not used" in capsys.readouterr().err
     assert programs() == "convert"
     strokes = work / "drawn_1/strokes"
     names = (data / "ImageSets/SegmentationAug/train.txt").read_text().split()

@@ -1,4 +1,4 @@
-"""The passes of the scribble pipeline with --budget: each trains on the strokes of the one before and on new ones."""
+"""Manage the passes of the scribble pipeline with --budget: one for each set of strokes."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
 
 @dataclass(frozen=True)
 class Pass:
-    """The rounds that are trained on one set of strokes. folder: for results. scribbles: folder of the strokes."""
+    """All rounds of training on one set of strokes. folder: of the results. scribbles: folder of the strokes."""
 
     folder: Path
     scribbles: Path
@@ -49,13 +49,14 @@ class Pass:
         return {name: file["label"] for name, file in zip(names, files, strict=True)}
 
     def drawings(self) -> dict[str, str]:
-        """Return {LabelMe file: digest} of `suggested`."""
+        """Return the digest of each LabelMe file in `suggested`, by its name."""
         return {path.name: sha256(path) for path in sorted((self.suggested / "labelme").glob("[!.]*.json"))}
 
     def take_strokes(self, before: "Pass", cfg: Config) -> bool:
-        """Write `scribbles`: the strokes in before.converted and, for other images, those of `before`.
+        """Write the strokes in before.converted, and for other images those in before.scribbles, to `scribbles`.
 
-        Return False, and write nothing, if no stroke has changed. Raises UserError if an image is no training image.
+        Return False, and remove `folder`, if no stroke differs from `before`. Raises UserError if an image in
+        before.converted is not in the training list.
         """
         scratch, has_changed, taken = self.folder / ".strokes", False, before.drawings()
         new = {path.stem: path for path in (before.converted / SCRIBBLES).glob("*.png")}
@@ -83,8 +84,8 @@ class Pass:
         taken = json.loads(read_text(self.folder / TAKEN, MAX_BYTES))
         if late := [name for name, digest in before.drawings().items() if taken.get(name) != digest]:
             file = before.suggested / "labelme" / late[0]
-            warn(f"warning: {file}: changed after {self.folder.name} took its strokes: not used; draw in the folder "
-                 "that the last line names")  # fmt: skip
+            warn(f"warning: {file}: changed after {self.folder.name} had read it, so the changes are not used: draw in "
+                 "the folder that the last line names")  # fmt: skip
 
 
 def strokes_table(passes: list[Pass], cfg: Config) -> list[str]:

@@ -70,9 +70,7 @@ class PipelineFlags:
         "", "'FLAGS' of tools.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]"
     )
     budget: int = flag(
-        0,
-        "at the end, suggest so many places for strokes; draw in the folder that it names, and repeat the command",
-        ge=0,
+        0, "number of places to suggest for new strokes at the end [none]; draw there and repeat the command", ge=0
     )
     pseudo: str = flag(PSEUDO_FLAGS, "'FLAGS' of pseudo.py, as in --pseudo='--flip'; several scales make better labels")
 

@@ -25,8 +25,9 @@ from support import program, shell
 
 ABOUT = """Suggest where the next strokes, or the next masks, would teach a model most.
 
-The program ranks places in images, with strokes or without any, by how much wrong pixels around them may cost the
-mIoU. It writes a list, a page to keep open while drawing, and LabelMe files with the places as points.
+The program ranks places by the mIoU that wrong predictions around them may cost. Images may have strokes or none. It
+writes next.csv, a page to look at while you draw, and a folder for LabelMe: the images, and files with a point at each
+place. With --masks it ranks whole images, and writes no points.
 """
 
 
@@ -35,10 +36,10 @@ class SuggestFlags(InferenceFlags, DataFlags, ImageFlags, ModelFlags, LaunchFlag
     """Suggestions."""
 
     images: tuple[Path, ...] = flag(
-        None, "data sets in VOC's layout, with strokes, and folders of photos without", is_argument=True
+        None, "data sets in VOC's layout with strokes, or folders of photos that have no strokes", is_argument=True
     )
-    budget: int = flag(50, "number of places, or with --masks of images", ge=1)
-    masks: bool = flag(False, "suggest images to draw whole masks of, not places for strokes")
+    budget: int = flag(50, "number of places to suggest, or of images if --masks is set", ge=1)
+    masks: bool = flag(False, "suggest images for dense masks, not places for strokes")
     train_path: str = flag("", "folder of the strokes [pascal_2012_scribble]", per_rank=True)
     split: str = flag("", "list of a data set's images [--train_split of the checkpoint, or train]")
     output: str = flag("suggestions", "folder for next.csv, index.html and labelme/", per_rank=True)
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
-    """Write the suggestions that --output lacks. Collective; raises Stopped after a signal."""
+    """Write the suggestions, unless --output has them. Collective; raises Stopped after a signal."""
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, output = trained.cfg, Path(flags.output)
     if wrong := next((name for name in trained.classes.names if name.startswith(SUGGESTED)), ""):
@@ -110,7 +111,7 @@ def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
         if group.is_main:
             chosen = choose([image.places for image in candidates], areas, flags.budget, whole=flags.masks)
             if len(chosen) < flags.budget:
-                log.info(f"--budget {flags.budget}: there are only {len(chosen)}")
+                log.info(f"--budget {flags.budget}: only {len(chosen)} found")
             write(chosen, candidates, sources, predictor, trained, output, group.device)
     if group.is_main:
         say_how_to_go_on(flags)
@@ -134,7 +135,7 @@ def find_candidates(
 ) -> tuple[list[Candidate], np.ndarray]:
     """Return all images with their places, in the order of the sources, and the area of each class. Collective.
 
-    An image is left out if an earlier one has its name. The areas are by the model, in images: (C,).
+    An image is left out if an earlier one has its name. The areas are sums of probabilities, in images: (C,).
     """
     found, areas = [], np.zeros(cfg.numclasses)
     for number, dataset in enumerate(sources):
@@ -152,7 +153,7 @@ def find_candidates(
     if others := [image for image in found if first.setdefault(image.name, image) is not image]:
         file = sources[others[0].source].files[others[0].position]["image"]
         log.info(
-            f"{len(others)} image(s), such as {file}, have the name of an earlier one, a space counts as _: left out"
+            f"{len(others)} image(s), such as {file}, left out: an earlier image has the name (a space counts as _)"
         )
     return list(first.values()), areas
 

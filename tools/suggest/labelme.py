@@ -15,7 +15,7 @@ from tools.suggest.places import Place
 
 
 def write(image: Path, scribble: np.ndarray, places: Sequence[tuple[int, Place]], names: list[str]) -> None:
-    """Write a JSON file beside an image, with its strokes as masks and the places as points; keep one that is there.
+    """Write a JSON file beside an image, with its strokes as masks and the places as points, unless it exists.
 
     scribble: (H, W) uint8, 255 = no stroke. places: with their ranks. names: of the classes.
     """
@@ -37,7 +37,7 @@ def write(image: Path, scribble: np.ndarray, places: Sequence[tuple[int, Place]]
 
 
 def _mask(is_drawn: np.ndarray, label: str) -> dict | None:
-    """Return a shape of the pixels that are drawn, (H, W) bool; None without any."""
+    """Return a shape of the pixels that are drawn, (H, W) bool; or None if no pixel is drawn."""
     left, top, width, height = cv2.boundingRect(is_drawn.view(np.uint8))
     if not width:
         return None

@@ -1,4 +1,4 @@
-"""The page of tools.suggest: each image with its strokes and places, and the model's prediction, in one file."""
+"""Write the page of tools.suggest: each image with its strokes and places, and the prediction, in one file."""
 
 import base64
 import html
@@ -24,7 +24,7 @@ STROKES = (
 MASKS = "Left: the image. Right: what the model sees. Draw whole masks; the first images teach the model most."
 LONG_SIDE = 900  # pixels, of a picture; a small image grows to twice its size at most
 FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.55
-COLOURS = (255, 255, 255), (200, 0, 60)  # RGB; of a mark and of what is around it
+COLOURS = (255, 255, 255), (200, 0, 60)  # RGB; of a mark and of its outline
 
 
 class Picture(NamedTuple):

@@ -1,9 +1,10 @@
 """Find the places of an image where a stroke would teach a model most, and choose among those of all images.
 
-A pixel of predicted class l is of another class c with probability p_c. Then class c misses one of its A_c pixels, and
-class l has one that is not its own. So the pixel costs their IoU about p_c (1 / A_c + 1 / A_l). A place is worth the
-sum over a window, inside the part of the image with the same predicted class: a stroke there settles it.
-benchmarks/RESULTS.md compares other criteria.
+The model predicts class l for a pixel, and class c with probability p_c. If the pixel is of class c, it is a false
+negative of c and a false positive of l, and lowers their IoUs by about 1 / A_c and 1 / A_l. So its expected cost is
+the sum of p_c (1 / A_c + 1 / A_l) over the other classes c. A_c is the area of class c in all images, by the model. The
+value of a place is the sum of the costs over the pixels of a window that have its predicted class: we assume that a
+stroke there corrects all of them. benchmarks/RESULTS.md compares other criteria.
 """
 
 from collections.abc import Sequence
@@ -17,16 +18,17 @@ from inference.pseudo.labelling import Stroked
 from support.labels import IGNORE
 
 REACH = 0.04  # half the side of a window, as a share of the grid's longer side
-MISTAKE = 0.1  # probability that a pixel is of another class, however sure the model is
-PER_CLASS = 4  # places of an image in parts of one class, at most
-SIGMA_COLOUR = 10.0  # in CIELAB: places of colours that differ more teach different things
+MISTAKE = 0.1  # weight of the classes' areas beside the probabilities: a sure model can be wrong, too
+PER_CLASS = 4  # most places of an image for each predicted class
+SIGMA_COLOUR = 10.0  # in CIELAB; scale of the similarity of two colours
 
 
 class Place(NamedTuple):
     """A place to draw a stroke at. row, column: of the image, in pixels.
 
-    label: its class by the model. chances: (C,) sum of the probabilities of all other classes over the window, in
-    images. size: of the window's part, in images. colour: (3,) the window's mean, in CIELAB.
+    label: its predicted class. chances: (C,) the probability of each class, summed over the window's pixels that have
+    the class `label`, and divided by the number of pixels of the image; 0 for `label`. size: the number of these
+    pixels, divided likewise. colour: (3,) their mean, in CIELAB.
     """
 
     row: int
@@ -42,9 +44,10 @@ class Place(NamedTuple):
         return int(self.chances.argmax())
 
     def value(self, areas: np.ndarray) -> float:
-        """Return what the pixels in the window cost the IoU of their classes. areas: (C,), in images."""
+        """Return the expected cost of the window's pixels. areas: (C,), of the classes, in images."""
         areas = areas.clip(1e-12)  # a class may have none
         chances = (1 - MISTAKE) * self.chances + MISTAKE * self.size * areas / areas.sum()
+        chances[self.label] = 0
         return float((chances * (1 / areas + 1 / areas[self.label])).sum())
 
 
@@ -101,8 +104,8 @@ def choose(
 ) -> list[tuple[int, Place | None]]:
     """Return what to draw, the best first: (number of the image, place), or (number, None) to draw its whole mask.
 
-    A stroke also settles places that look alike, so their values fall with each choice. areas: of each class, as
-    find_places() returns them, (C,).
+    Each choice lowers the values of places with the same predicted class, a similar colour and similar probabilities of
+    the other classes. areas: (C,), the sum of what find_places() returns.
     """
     every = [(number, place) for number, places in enumerate(images) for place in places]
     if not every:
