@@ -122,7 +122,7 @@ def reduced(command: str, most_processes: int = 2) -> str:
         tiny |= {name: 64 if name == "long_side" else 33 for name in ("long_side", "window") if f"--{name}" in words}
     elif program == "export.py":
         tiny = {"device": "cpu"}
-    elif program in ("tools.check", "tools.convert", "tools.scribbles"):
+    elif program in ("tools.check", "tools.convert", "tools.scribbles", "tools.suggest"):
         tiny = {"workers": 0}
     return command + "".join(f" --{name} {value}" for name, value in tiny.items())
 

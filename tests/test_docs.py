@@ -186,8 +186,13 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     if "MyData" in command and layout and layout[1] != "Folder":
         shutil.rmtree("MyData")
         os.symlink("VOC2012", "MyData")
-    if "check MyScribbles" in command:
+    if "check MyScribbles" in command or "suggest MyScribbles" in command:
         os.symlink("VOC2012", "MyScribbles")
+    if "suggest MyScribbles" in command:
+        os.makedirs("log/scribbles")
+        os.symlink("../demo", "log/scribbles/round_1")
+    if "suggest photos" in command:
+        shutil.copytree("VOC2012/JPEGImages", "photos")
     if "MyPhotos" in command and "tools.convert" not in command:
         run_in(sandbox, "python -m tools.convert labelme labelme_photos MyPhotos", python)
         if "tools.split" not in command:
