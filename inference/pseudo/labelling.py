@@ -76,12 +76,6 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     many.) A pixel without a product above random_walk.MIN_PROBABILITY is 255. A pixel on a stroke gets its class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
-    label = random_walk.best_class(*spread_strokes(item, probs, background), item.scribble.shape)
-    return np.where(item.scribble != IGNORE, item.scribble, label)
-
-
-def spread_strokes(item: Stroked, probs: Tensor, background: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return (classes (K,) uint8, how likely each is in a cell (K, h, w) float32), as make_label() describes it."""
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
     probs = probs.float().clamp(min=1e-12)
     occurs = torch.from_numpy(value_histogram(item.scribble)[: len(probs)] > 0)
@@ -92,4 +86,5 @@ def spread_strokes(item: Stroked, probs: Tensor, background: int | None) -> tupl
     classes, prior = occurs.nonzero().flatten().to(torch.uint8).numpy(), probs[occurs]
     walked = random_walk.walk(item.grid, classes, (prior / prior.sum(0)).numpy())
     left_out = (probs * ~occurs[:, None, None]).amax(0).numpy()
-    return classes, walked * (1 - left_out)
+    label = random_walk.best_class(classes, walked * (1 - left_out), item.scribble.shape)
+    return np.where(item.scribble != IGNORE, item.scribble, label)
