@@ -30,6 +30,11 @@ class Classes:
     names: list[str]
     colours: np.ndarray
 
+    def text(self) -> str:
+        """Return the content of classes.txt: a line "name #RRGGBB" for each class."""
+        pairs = zip(self.names, self.colours, strict=False)
+        return "".join(f"{name} #{bytes(colour).hex()}\n" for name, colour in pairs)
+
 
 def read_classes(chosen: str, num_classes: int | None, text: str | None = None) -> Classes:
     """Return the Classes of a preset or a file; for "", the names are "0", "1", ... and the colours are PASCAL VOC's.

@@ -158,7 +158,7 @@ def _pictures(
     )
     return {
         "size": size,
-        "input": _data_url(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS), "jpeg", quality=80),
+        "input": data_url(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS), "jpeg", quality=80),
         "label": _layers(label, classes.colours, background),
         "predicted": _layers(predicted, classes.colours, background),
         "errors": _error_map(label, predicted),
@@ -190,10 +190,11 @@ def _palette_png(indices: np.ndarray, palette: np.ndarray, **options) -> str:
     """Return the data: URL of a palette PNG. indices: (H, W) uint8. palette: (N, 3) uint8. options: for PIL."""
     picture = Image.fromarray(indices)
     picture.putpalette(palette.tobytes())
-    return _data_url(picture, "png", optimize=True, **options)
+    return data_url(picture, "png", optimize=True, **options)
 
 
-def _data_url(picture: Image.Image, kind: str, **options) -> str:
+def data_url(picture: Image.Image, kind: str, **options) -> str:
+    """Return a picture as a data: URL. kind: "png" or "jpeg". options: for PIL."""
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

@@ -162,11 +162,6 @@ class Numbering:
     numbers: dict[str | None, int]
     unlabelled: int
 
-    def text(self) -> str:
-        """Return the content of classes.txt: a line "name #RRGGBB" for each class."""
-        pairs = zip(self.names, self.colours, strict=False)
-        return "".join(f"{name} #{bytes(colour).hex()}\n" for name, colour in pairs)
-
 
 def read_known(chosen: str) -> Classes | None:
     """Return the classes of --classes without LabelMe's __ignore__, or None without the flag."""

@@ -5,7 +5,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from data.images import read_label
@@ -16,6 +15,7 @@ from support.files import read_bytes, read_text, sha256, write_atomic
 from support.labels import IGNORE
 from support.terminal import warn
 from tools.convert.reading import MAX_BYTES, list_name
+from tools.scribbles.regions import find_regions
 
 TAKEN = "drawings.json"  # digests of the LabelMe files whose strokes a pass has taken
 PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
@@ -96,8 +96,7 @@ def strokes_table(passes: list[Pass], cfg: Config) -> list[str]:
         for path in item.strokes(cfg).values():
             label = read_label(path, IGNORE)
             num_pixels += int((label != IGNORE).sum())
-            for value in np.flatnonzero(np.bincount(label.ravel(), minlength=256)[:IGNORE]):
-                num_strokes += cv2.connectedComponents((label == value).view(np.uint8), connectivity=8)[0] - 1
+            num_strokes += len(find_regions(label, min_area=1)[1])
         miou = json.loads(read_text(item.folder / "scores.json", MAX_BYTES))["miou"]
         lines.append(f"{num_strokes:>10}{num_pixels:>12}{100 * miou:>8.2f}")
     return lines

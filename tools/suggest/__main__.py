@@ -57,7 +57,6 @@ from torch import Tensor
 from data.dataset import SegmentationDataset
 from data.images.reader import ImageReader
 from data.layout import LISTS, SCRIBBLES, Split
-from data.overlays import to_hex
 from distributed.group import Group
 from flags import Config
 from inference.predictor import Predictor
@@ -188,9 +187,7 @@ def write(
         put_image(target, file)
         if places:
             labelme.write(target, item.scribble, places, classes.names)
-    colours = to_hex(classes.colours)
-    names = "".join(f"{name} {colour}\n" for name, colour in zip(classes.names, colours, strict=False))
-    write_atomic(output / "classes.txt", names)
+    write_atomic(output / "classes.txt", classes.text())
     write_atomic(output / "index.html", page(figures, classes, masks=bool(chosen) and chosen[0][1] is None))
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows([COLUMNS[: len(rows[0])] if rows else COLUMNS, *rows])

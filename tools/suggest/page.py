@@ -1,6 +1,5 @@
 """Write the page of tools.suggest: each image with its strokes and places, and the prediction, in one file."""
 
-import base64
 import html
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +8,11 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from data.classes import MAX_TEXT, Classes
 from data.overlays import JPEG_QUALITY, overlay, to_hex
+from inference.report import data_url
 from support.files import read_text
 from support.labels import IGNORE
 from tools.suggest.places import Place
@@ -57,7 +58,8 @@ def figure(picture: Picture, classes: Classes, background: int | None) -> str:
     items = "".join(
         f"<li><b>{rank}</b> {names[place.label]}, or {names[place.other]}</li>" for rank, place in picture.places
     )
-    shown = "".join(f'<img alt="" src="{_jpeg(_marked(part, picture.places))}">' for part in (drawn, painted))
+    marked = [Image.fromarray(_marked(part, picture.places)) for part in (drawn, painted)]
+    shown = "".join(f'<img alt="" src="{data_url(part, "jpeg", quality=JPEG_QUALITY)}">' for part in marked)
     return f"<figure><figcaption>{html.escape(picture.name)}<ul>{items}</ul></figcaption>{shown}</figure>"
 
 
@@ -74,8 +76,3 @@ def _marked(image: np.ndarray, places: Sequence[tuple[int, Place]]) -> np.ndarra
             cv2.circle(result, at, 11, colour, thickness, cv2.LINE_AA)
             cv2.putText(result, str(rank), (x, y), FONT, FONT_SCALE, colour, thickness, cv2.LINE_AA)
     return result
-
-
-def _jpeg(image: np.ndarray) -> str:
-    data = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
-    return f"data:image/jpeg;base64,{base64.b64encode(data.tobytes()).decode()}"
