@@ -20,7 +20,7 @@ from data.loader import EvalLoader, TrainLoader
 from data.sampler import EvalBatches, TrainSampler
 from distributed.checks import digest
 from distributed.group import Group
-from distributed.precision import LossScaler
+from distributed.precision import DTYPES, LossScaler
 from distributed.process_group import process_group
 from flags import Config
 from flags.loss_weights import loss_weights, own_losses, read_class_weights
@@ -31,9 +31,11 @@ from losses.criterion import Criterion
 from losses.own import count_losses
 from losses.upsampling import find_points
 from models import pretrained
+from models.captured import capture_network
 from models.compiled import compile_blocks
 from models.layers.norm import synchronize
 from models.lorm import find_foreground
+from models.memory import choose_blocks, gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.labels import MAPS
@@ -142,12 +144,17 @@ def get_model(
         log.log(logging.DEBUG if usual else logging.INFO, line)
     if group.world_size > 1 and not cfg.freeze_bn:
         synchronize(raw_model, cfg.sync_bn, group.device)
+    size = cfg.batchsize, cfg.crop_size
+    choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], gpu_memory(group.device))
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     if cfg.grad_checkpointing and not raw_model.backbone.blocks():
         log.warning(f"--grad_checkpointing saves no memory: {cfg.backbone} has no sequence of blocks to recompute")
     if cfg.compile:
         compile_blocks(raw_model)
+    if cfg.cuda_graph:
+        shape = (cfg.batchsize, cfg.crop_size, cfg.crop_size, 3)
+        capture_network(raw_model, torch.zeros(shape, dtype=torch.uint8, device=group.device), DTYPES[cfg.amp])
     return raw_model, group.wrap(raw_model)
 
 
@@ -231,7 +238,7 @@ def get_state(
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, scaler, ema, origin=schedule.origin)
-    state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
+    state.listing, state.clip_grad, state.keeps_gradients = digest(train_set.listing), cfg.clip_grad, cfg.cuda_graph
     if resumed is None:
         return state
     changed = ["training list"] if resumed.listing != state.listing else []

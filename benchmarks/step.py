@@ -22,9 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from dataclasses import replace
 
 import models
-import models.backbone
-import models.heads
-import models.layers.blocks
 from benchmarks.measure import add_flags, measure, save, table
 from benchmarks.peer_steps import plain_losses
 from data.histogram import count_batch
@@ -33,6 +30,7 @@ from losses.criterion import Criterion
 from models.compiled import compile_blocks
 from models.layers.convolution import Conv2d
 from models.lorm import LoRM, find_foreground, foreground_mask
+from models.memory import fuse_blocks
 from models.segmenter import Segmenter
 from support.batch import Batch
 from training.optimizers import make_optimizer
@@ -113,8 +111,8 @@ def torchvision_loop(
 
 def plain(name: str, batchsize: int, crop_size: int) -> Step:
     """Return a step of our model with separate modules, contiguous float32 and losses in their plain form."""
-    models.heads.is_fusable = models.layers.blocks.is_fusable = models.backbone.is_fusable = lambda *norms: False
     batch, model = batch_of(batchsize, crop_size), our_model(name)
+    fuse_blocks(model, False)
     for module in model.modules():
         if isinstance(module, Conv2d):
             module.__class__ = nn.Conv2d

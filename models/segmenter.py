@@ -1,5 +1,7 @@
 """The whole model: normalisation, backbone, head and, optionally, LoRM."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,8 @@ class Segmenter(nn.Module):
         self.lorm = LoRM(backbone.channels[-1], lorm_scope) if lorm_scope else None
         self.num_classes, self.freeze_bn = num_classes, freeze_bn
         self.frozen = freeze(backbone, freeze_backbone)
+        # network() as models.captured replays it in training
+        self.captured: Callable[[Tensor], tuple[Tensor, ...]] | None = None
         self.mean: Tensor
         self.std: Tensor
         for name in ("mean", "std"):  # (3, 1, 1), in units of 0..255; not saved, because the backbone defines them
@@ -48,12 +52,18 @@ class Segmenter(nn.Module):
 
         images: (B, H, W, 3), 0..255. foreground: LoRM's positions, or None.
         """
+        network = self.captured if self.training and self.captured is not None else self.network
+        logits, *features = network(images)
+        outputs = {"logits": logits}
+        if self.training and self.lorm is not None and foreground is not None:
+            outputs |= self.lorm(*features, foreground)
+        return outputs
+
+    def network(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (logits, deepest features): the part whose work is the same for all batches of one size."""
         x = images.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean  # (B, H, W, 3) -> (B, 3, H, W)
         features = self.backbone(x / self.std)
-        outputs = {"logits": self.head(features)}
-        if self.training and self.lorm is not None and foreground is not None:
-            outputs |= self.lorm(features[-1], foreground)
-        return outputs
+        return self.head(features), features[-1]
 
     def train(self, mode: bool = True) -> "Segmenter":
         super().train(mode)

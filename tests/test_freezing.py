@@ -11,6 +11,7 @@ from torch import nn
 import models
 from flags import parse_flags
 from models.layers import blocks
+from models.memory import fuse_blocks
 from models.segmenter import Segmenter
 from support.errors import UserError
 from training import checkpoint
@@ -37,10 +38,9 @@ def trained(model: Segmenter) -> torch.Tensor:
     return loss.detach()
 
 
-def use_plain_modules(monkeypatch) -> None:
+def use_plain_modules(model: nn.Module, monkeypatch) -> None:
     """Let torch's own modules and autograd do what the fused functions do."""
-    for module in ("models.layers.blocks", "models.backbone", "models.heads"):
-        monkeypatch.setattr(f"{module}.is_fusable", lambda *_: False, raising=False)
+    fuse_blocks(model, False)
     monkeypatch.setattr("models.layers.convolution.Conv2d._conv_forward", nn.Conv2d._conv_forward)
 
 
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_torchs_modules_and_frozen_parts_have_none(layers
     plain, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
     loss = trained(model)
     with monkeypatch.context() as patch:
-        use_plain_modules(patch)
+        use_plain_modules(plain, patch)
         torch.testing.assert_close(loss, trained(plain))
     frozen = {part for parts in PARTS[:num_parts] for part in parts}
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):

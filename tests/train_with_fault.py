@@ -3,6 +3,7 @@
 FAULT names a function below, or several as in a_buffer+bug. RANK is the rank that it strikes, or "all".
 """
 
+import atexit
 import dataclasses
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import cv2
 import numpy as np
+import pytest
 import torch
 import torchvision
 from torch import nn
@@ -32,6 +34,7 @@ from distributed.lifeline import Lifeline
 from losses import kernel_choice
 from losses.criterion import Criterion
 from support import errors, program
+from tests import recorded_graphs
 from tests.drawing import make_draw
 from tests.stopping import stop
 from training import checkpoint
@@ -229,6 +232,13 @@ def no_fused_update() -> None:
     make = utils.make_optimizer
     utils.make_optimizer = lambda *args, fused, **options: make(*args, fused=True, **options)
     torch._fused_sgd_ = fail(RuntimeError("no kernel image is available"))  # type: ignore[assignment]
+
+
+@fault
+def graphs() -> None:
+    """CUDA graphs without a GPU."""
+    recorded_graphs.install(pytest.MonkeyPatch())
+    atexit.register(lambda: print(f"{recorded_graphs.Graph.replays} replays", flush=True))
 
 
 @fault

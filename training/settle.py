@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import models
 from data.classes import FOLDERS, Classes, read_classes, read_preset
@@ -24,6 +23,7 @@ from flags.declare import per_rank
 from flags.recipe import CPU, CUDA, RECIPE_FLAGS, choose_flags
 from models import pretrained
 from models.custom import in_own_network
+from models.memory import gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
@@ -164,7 +164,7 @@ def take_recipe(
         sizes = [any_header(path).size for path in dict.fromkeys(some)]
         device, memory = CPU, 0.0
         if group.device.type == "cuda":
-            device, memory = CUDA, torch.cuda.get_device_properties(group.device).total_memory / 2**30
+            device, memory = CUDA, gpu_memory(group.device)
         large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
         options: dict = {"memory": memory, "world_size": group.world_size, "large": large}
         options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}

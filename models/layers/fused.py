@@ -22,7 +22,11 @@ from models.layers.norm import BatchNorm2d, apply_statistics, aten
 def is_fusable(*norms: nn.Module) -> bool:
     """Return whether this file's functions may replace the modules. (A compiler recomputes by itself.)"""
     ours = all(
-        isinstance(norm, BatchNorm2d) and norm.affine and norm.track_running_stats and norm.momentum is not None
+        isinstance(norm, BatchNorm2d)
+        and norm.fused
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
         for norm in norms
     )
     return ours and torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -22,9 +22,11 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     synchronized: training uses all processes' statistics, and normalise(), gradients() and average() are collective,
     except while frozen. The methods do not record gradients; they need running statistics, weights and a momentum.
+    fused: models.layers.fused may compute this norm together with its neighbours (models.memory.choose_blocks).
     """
 
     synchronized = False
+    fused = True
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor

@@ -27,8 +27,8 @@ from training.scores import Scores, missed_classes, table
 from training.state import TrainState
 
 MORE_MEMORY = (
-    "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16 or "
-    "--grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
+    "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16, "
+    "--fused_blocks on or --grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
 )
 
 log = logging.getLogger("segtrain")

@@ -1,0 +1,71 @@
+"""--fused_blocks: what the backward pass keeps, counted without a device, and the blocks that fit a GPU."""
+
+import pytest
+import torch
+from conftest import FLOAT64, flags, start, succeed
+from torch.autograd.graph import saved_tensors_hooks
+
+import models
+from models.memory import choose_blocks, fuse_blocks, saved_bytes
+from training import checkpoint
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", ["res50_ASPP_lorm", "deeplabv3p"])
+def test_the_count_is_what_real_tensors_take(name, fused):
+    model = models.build(name, layers=50, num_classes=5).train()
+    fuse_blocks(model, fused)
+    kept = {}
+
+    def keep(value):
+        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with saved_tensors_hooks(keep, lambda value: value):
+        outputs = model(torch.zeros(3, 65, 65, 3, dtype=torch.uint8))
+    weights = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
+    expected = sum(size for place, size in kept.items() if place not in weights)
+    assert outputs["logits"].requires_grad
+    assert saved_bytes(model, (3, 65)) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.full_size
+@pytest.mark.parametrize(("fused", "channels"), [(True, 6), (False, 12)])
+@pytest.mark.parametrize(("dtype", "size"), [(None, 4), (torch.bfloat16, 2)])
+def test_a_bottleneck_keeps_what_its_description_says(fused, channels, dtype, size):
+    """Of width C: 6 C channels, 12 C as separate modules (models/layers/fused.py)."""
+    counts = []
+    for layers in (50, 101):  # with 6 and 23 blocks of width 256 at stride 8
+        model = models.build("res50_ASPP", layers=layers, num_classes=5)
+        fuse_blocks(model, fused)
+        counts.append(saved_bytes(model, (16, 129), dtype))
+    expected = (23 - 6) * channels * 256 * 16 * 17**2 * size
+    assert counts[1] - counts[0] == pytest.approx(expected, rel=0.02)  # the rest: means and deviations
+
+
+@pytest.mark.parametrize(
+    ("choice", "memory", "fused"),
+    [("on", 80, True), ("off", 1, False), ("auto", 0, True), ("auto", 80, False), ("auto", 1, True)],
+)
+def test_separate_modules_are_chosen_where_they_fit(choice, memory, fused, caplog):
+    caplog.set_level("INFO")
+    model = models.build("res50_ASPP", layers=50, num_classes=5)
+    choose_blocks(model, choice, (16, 465), None, memory)
+    assert {norm.fused for norm in model.backbone.modules() if hasattr(norm, "fused")} == {fused}
+    said = f"--fused_blocks {'on' if fused else 'off'}" if choice == "auto" and memory else ""
+    assert said in caplog.text
+    assert bool(caplog.text) == bool(said)
+
+
+def test_same_run_with_and_without(demo_root, tmp_path):
+    """In float64; a checkpoint of one continues the other."""
+    words = flags(dataset_path=demo_root, logdir=tmp_path, layers=50, save_step_frequency=2, keep=0, lr=0.001)
+    words += ["--max_steps", "4"]
+    for name in ("on", "off"):
+        succeed([start([*words, "--fused_blocks", name, "--name", name], tmp_path, FLOAT64)])
+    on, off = (checkpoint.read_run(tmp_path / name / "last.pt").model for name in ("on", "off"))
+    words += ["--fused_blocks", "off", "--resume", str(tmp_path / "on" / "step_00000002.pt")]
+    succeed([start(words, tmp_path, FLOAT64)])
+    both = checkpoint.read_run(tmp_path / "on" / "last.pt").model
+    for other in (off, both):
+        torch.testing.assert_close(other, on, rtol=1e-9, atol=1e-12)
