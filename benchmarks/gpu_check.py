@@ -4,9 +4,9 @@ python -m benchmarks.gpu_check                  # all GPUs of this machine; need
 python -m benchmarks.gpu_check --device cpu     # the same parts on the CPU, in small: to test this script
 
 Each part runs in a process of its own, so that one that fails, even with an error of CUDA, does not stop the rest.
-All of them take at most ten minutes: parts for which no time is left are skipped. Prints a table and writes
-gpu_check.json: attach this file to an issue as it is. The exit status is the number of failed parts; without a GPU it
-is 2.
+All of them take at most ten minutes: parts for which no time is left are skipped. Prints the parts, then the steps as
+in benchmarks/RESULTS.md, "On a GPU". Writes gpu_check.json: attach this file to an issue as it is. The exit status is
+the number of failed parts; without a GPU it is 2.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from benchmarks import gpu_runs as runs
 
 ORDER = (
     *(parts.kernel, parts.losses, parts.fused_blocks, parts.batch_norm, parts.lorm, runs.loader, runs.ranks),
-    *(runs.deterministic_resume, runs.compiled, runs.waits_and_memory, runs.cuda_graph),
-    *(runs.speed, runs.compiled_speed, runs.loader_rate, runs.scaling),
+    *(runs.deterministic_resume, runs.compiled, runs.waits_and_memory, runs.cuda_graph, runs.block_choice),
+    *(runs.speed, runs.compiled_speed, runs.slow_cpu, runs.loader_rate, runs.scaling),
 )
 PARTS: dict[str, Callable[[parts.Machine], str]] = {part.__name__: part for part in ORDER}
 PART_SECONDS, ALL_SECONDS = 240, 600  # the most that a part may take, and all parts together
@@ -67,11 +67,23 @@ def main() -> int:
             results[name] = run_apart(name, args.device, Path(folder), end - time.monotonic())
             print(f"{results[name]['status']:8} {name:22} {results[name]['seconds']:5.1f} s  {results[name]['text']}")
             args.out.write_text(json.dumps(about | {"parts": results}, indent=1) + "\n")
+    print("\n".join(step_table(results)))
     failed = [name for name, result in results.items() if result["status"] == "FAILED"]
     print(
         f"\n{len(failed)} of {len(results)} parts failed{': ' * bool(failed)}{', '.join(failed)}; all of it: {args.out}"
     )
     return len(failed)
+
+
+def step_table(results: dict[str, dict]) -> list[str]:
+    """Return the lines of a Markdown table of the steps that the parts on speed measured."""
+    keys = {"ms": "ms a step", "cpu_ms": "ms until launched", "launches": "launches", "gib": "GiB at the peak"}
+    lines = [f"| | {' | '.join(keys.values())} |", "| --- " * (1 + len(keys)) + "|"]
+    for part in ("speed", "compiled_speed"):
+        for amp, ways in results.get(part, {}).get("figures", {}).items():
+            for way, found in ways.items() if isinstance(ways, dict) else ():
+                lines.append(f"| {way}, {amp} | {' | '.join(f'{found[key]:.1f}' for key in keys)} |")
+    return lines if len(lines) > 2 else []
 
 
 def run_apart(name: str, device: str, folder: Path, left: float) -> dict:

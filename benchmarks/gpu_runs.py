@@ -1,6 +1,7 @@
 """The parts of benchmarks/gpu_check.py that train: whole runs of train.py, single steps, and how fast they are."""
 
 import gc
+import importlib.util
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +18,12 @@ from torch import Tensor
 
 import utils
 from benchmarks import step
-from benchmarks.gpu_parts import AMPS, Machine, expect, relative_error
+from benchmarks.gpu_parts import AMPS, Machine, expect
 from benchmarks.our_step import make_trainer, random_batch
 from data import demo
 from distributed.group import Group
 from distributed.precision import resolve
 from flags import parse_flags
-from losses.criterion import Criterion
 
 ROOT = Path(__file__).resolve().parent.parent
 THREE_STEPS = ("--model_type", "deeplabv2", "--lr", "0.001", "--max_steps", "3")
@@ -163,85 +163,114 @@ def _real_step(machine: Machine, *flags: str) -> Callable[[], None]:
 
 
 def cuda_graph(machine: Machine) -> str:
-    """Forward pass, losses and backward pass, captured in a CUDA graph, compute what they do outside."""
-    machine.need_gpu("a graph of CUDA")
-    batch = step.batch_of(2, 129)
-    model = step.our_model("deeplabv3").to(machine.device, memory_format=torch.channels_last)
-    criterion = Criterion({"seg": 1.0})
-    divisors, here = criterion.counts(batch).tolist(), batch.to(machine.device)
-
-    def losses_and_gradients() -> Tensor:
-        loss, _ = criterion(model(here.image), here, divisors)
-        loss.backward()
-        return loss.detach()
-
-    def gradients() -> list[Tensor]:
-        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            model.zero_grad()
-            expected = losses_and_gradients()
-    torch.cuda.synchronize()
-    outside = [grad.clone() for grad in gradients()]
-    model.zero_grad()
-    with torch.cuda.graph(graph, stream=stream):
-        found = losses_and_gradients()
-    graph.replay()
-    torch.cuda.synchronize()
-    expect("loss", found, expected, 1e-4)
-    error = max(relative_error(*pair) for pair in zip(gradients(), outside, strict=True))
-    assert error < 0.05, f"gradients: relative error {error:.2g}"
-    return f"deeplabv3: loss and gradients, relative error at most {error:.1e}"
+    """Three steps of two micro-batches with --cuda_graph and without."""
+    machine.need_gpu("tests/test_captured.py replays recorded operations on the CPU")
+    words = [*THREE_STEPS, "--batchsize", "4", "--accum_steps", "2"]
+    run = _train(machine, "captured", *words, "--cuda_graph")
+    assert "--cuda_graph:" not in (machine.folder / "captured.log").read_text(), "the network was not captured"
+    return _same_run(machine, _train(machine, "launched", *words), run)
 
 
-def speed(machine: Machine, *, compiled: bool = False) -> str:
-    """A step of both models against torchvision's loop: time, and memory at the peak."""
-    amps = ["none", "bf16"] if resolve("auto", machine.device) == "bf16" else ["none"]
-    lines = []
-    for amp in amps[-1:] if compiled else amps:
-        found = {name: _measured(machine, make) for name, make in _ways(machine, amp, compiled).items()}
-        machine.figures.update({f"{name}, --amp {amp}": measured for name, measured in found.items()})
-        peer, ours = found["torchvision"], found["deeplabv3"]
-        lines.append(f"--amp {amp}: {peer['ms'] / ours['ms']:.2f} times torchvision's speed")
-        lines[-1] += f", {ours['gib'] / peer['gib']:.2f} of its memory" if machine.on_gpu else ""
-    return f"deeplabv3{' with --compile' * compiled}, " + "; ".join(lines)
+def block_choice(machine: Machine) -> str:
+    """Three steps with --fused_blocks on and off."""
+    words = [*THREE_STEPS, "--batchsize", "4"]
+    runs = [_train(machine, name, *words, "--fused_blocks", name) for name in ("on", "off")]
+    return _same_run(machine, *runs)
+
+
+def speed(machine: Machine) -> str:
+    """A step of each way that is not compiled: the table of benchmarks/RESULTS.md, "On a GPU"."""
+    return _table(machine, AMPS[: 2 if machine.on_gpu and resolve("auto", machine.device) == "bf16" else 1])
 
 
 def compiled_speed(machine: Machine) -> str:
-    """A compiled step of both models against torchvision's compiled loop."""
+    """The compiled ways of the same table, in bf16."""
     machine.need_gpu("torch.compile takes minutes")
-    return speed(machine, compiled=True)
+    return _table(machine, ["bf16"], compiled=True)
 
 
-def _ways(machine: Machine, amp: str, compiled: bool) -> dict[str, Callable[[], step.Step]]:
-    """Return functions that build the steps, at a batch size that the card holds."""
+def slow_cpu(machine: Machine) -> str:
+    """A step of res50_ASPP_lorm on one core that another process keeps busy, with --cuda_graph and without."""
+    machine.need_gpu("a step that waits for the CPU")
+    words: dict = {"amp": "bf16", "device": machine.device} | _size(machine)
+    found = {}
+    for name, graph in (("launched", False), ("captured", True)):
+        run = step.ours("res50_ASPP_lorm", **words, graph=graph)
+        found[name] = _measured(machine, run)["ms"]
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            found[f"{name}, slow"] = _measured(machine, run)["ms"]
+        finally:
+            busy.kill()
+            os.sched_setaffinity(0, cores)
+        del run
+    machine.figures.update(found)
+    return ", ".join(f"{name} {found[f'{name}, slow'] / found[name]:.2f} times" for name in ("launched", "captured"))
+
+
+def _table(machine: Machine, amps: Sequence[str], *, compiled: bool = False) -> str:
+    """Measure ways of a step in turn, each at the same batch size, and return one against torchvision's best."""
     torch.backends.cudnn.benchmark = True  # as both training loops do
+    lines = []
+    for amp in amps:
+        options: dict = _size(machine) | {"device": machine.device, "amp": amp, "compiled": compiled}
+        ways: dict[str, Callable[[], step.Step]] = {}
+        for name, peer in step.PEERS.items():
+            if importlib.util.find_spec(peer.package) and not (compiled and name != "torchvision"):
+                if not compiled:
+                    ways[name] = partial(step.peer_loop, peer, **options)
+                ways[f"{name}, channels-last"] = partial(step.peer_loop, peer, **options, channels_last=True)
+        for name in ("deeplabv3", "res50_ASPP_lorm") if compiled else step.MODEL_TYPES:  # each compilation takes long
+            ways[name] = partial(step.ours, name, **options, fused=False)
+            if not compiled:
+                ways[f"{name}, fused"] = partial(step.ours, name, **options)
+            if machine.on_gpu:
+                ways[f"{name}, graph"] = partial(step.ours, name, **options, fused=False, graph=True)
+        found = {name: _measured(machine, make()) for name, make in ways.items()}
+        title = f"--amp {amp}{', compiled' * compiled}"
+        machine.figures[title] = found
+        best, ours = (
+            min((row for name, row in found.items() if name.startswith(start)), key=lambda row: row["ms"])
+            for start in ("torchvision", "deeplabv3")
+        )
+        lines.append(f"{title}: {ours['ms'] / best['ms']:.2f} of the time of torchvision's best")
+    return "deeplabv3, " + "; ".join(lines)
+
+
+def _size(machine: Machine) -> dict[str, int]:
+    """Return a batch size that the card holds, and the size of a crop."""
     size = {"batchsize": 2, "crop_size": 33}
     if machine.on_gpu:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         size = {"batchsize": 16 if memory > 38 else 8 if memory > 20 else 4, "crop_size": 465}
     machine.figures.update(size)
-    options: dict = size | {"device": machine.device, "amp": amp, "compiled": compiled}
-    ours = {name: partial(step.ours, name, **options) for name in step.MODEL_TYPES}
-    return {"torchvision": partial(step.torchvision_loop, **options)} | ours
+    return size
 
 
-def _measured(machine: Machine, make: Callable[[], step.Step]) -> dict[str, float]:
-    """Return {"ms" of a step, "gib" at its peak}."""
-    run, calls = make(), 5 if machine.on_gpu else 1
+def _measured(machine: Machine, run: step.Step) -> dict[str, float]:
+    """Return {"ms" of a step, "cpu_ms" until the CPU has launched it, "launches" of kernels, "gib" at the peak}."""
+    calls, cuda = (5, torch.cuda) if machine.on_gpu else (1, None)
     for _ in range(2):
         run()
-    if machine.on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    ms = 1e3 / calls * statistics.median(_seconds(machine, run, calls) for _ in range(3))
-    gib = torch.cuda.max_memory_allocated() / 2**30 if machine.on_gpu else 0.0
-    del run
-    gc.collect()
-    if machine.on_gpu:
-        torch.cuda.empty_cache()
-    return {"ms": ms, "gib": gib}
+    machine.synchronize()
+    start = time.perf_counter()
+    run()
+    found = {"cpu_ms": 1e3 * (time.perf_counter() - start), "launches": 0.0, "gib": 0.0}
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()
+            cuda.synchronize()
+        found["launches"] = sum("Launch" in event.name for event in profile.events())
+    found["ms"] = 1e3 / calls * statistics.median(_seconds(machine, run, calls) for _ in range(3))
+    if cuda is not None:
+        found["gib"] = cuda.max_memory_allocated() / 2**30
+        del run
+        gc.collect()
+        cuda.empty_cache()
+    return found
 
 
 def _seconds(machine: Machine, work: Callable[[], object], calls: int) -> float:

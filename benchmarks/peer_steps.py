@@ -21,7 +21,7 @@ from support.batch import Batch
 def ours(args: argparse.Namespace, recorder: Recorder, *flags: str, world_size: int = 1) -> None:
     """Record a training step of a run with these flags besides those of the command line, on one of the ranks."""
     words = ["--crop_size", str(args.crop_size), "--batchsize", str(args.batchsize), "--amp", args.amp]
-    words += ["--numclasses", str(args.numclasses), "--pretrained", "none", "--layers", "50"]
+    words += ["--numclasses", str(args.numclasses), "--pretrained", "none", "--layers", "50", "--fused_blocks", "on"]
     with our_step(parse_flags([*words, *flags]), recorder, world_size) as (step, state):
         recorder.hold([*state.raw_model.parameters(), *state.raw_model.buffers()])
         recorder.hold(values["momentum_buffer"] for values in state.optimizer.state.values())
@@ -95,6 +95,7 @@ STEPS: dict[str, Callable[[argparse.Namespace, Recorder], None]] = {
     "res50_ASPP_lorm": _ours(*FIVE_LOSSES),
     "without_lorm": _ours(*FIVE_LOSSES, "--l_lorm", "0"),
     "deeplabv3": _ours("--model_type", "deeplabv3", "--dataset", "Dense"),
+    "deeplabv3_not_fused": _ours("--model_type", "deeplabv3", "--dataset", "Dense", "--fused_blocks", "off"),
     "deeplabv3_of_8": _ours("--model_type", "deeplabv3", "--dataset", "Dense", world_size=8),
     "torchvision": torchvision_step,
     "losses": partial(losses_alone, plain=False),

@@ -3,9 +3,10 @@
 python benchmarks/step.py    # the table of benchmarks/RESULTS.md
 
 One process, a batch of random images and labels. A step is forward, losses, backward and SGD with momentum, without
-the loader. Peers compute in contiguous float32, as in torchvision's references/segmentation/train.py. "torchvision" is
-deeplabv3_resnet50 with cross entropy of full-size logits. "plain" is our model from separate modules, with losses and
-LoRM written as the release does: logits at full size, and all (H*W)^2 similarities. Our losses must equal plain's.
+the loader. The peers are torchvision's deeplabv3_resnet50 and SMP's DeepLabV3+, with cross entropy of full-size logits:
+in contiguous float32, as in torchvision's references/segmentation/train.py, and in channels-last order, which a user
+gets by one line. "plain" is our model from separate modules, with losses and LoRM written as the release does: logits
+at full size, and all (H*W)^2 similarities. Our losses must equal plain's.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +27,9 @@ import models
 from benchmarks.measure import add_flags, measure, save, table
 from benchmarks.peer_steps import plain_losses
 from data.histogram import count_batch
-from distributed.precision import autocast
+from distributed.precision import DTYPES, autocast
 from losses.criterion import Criterion
+from models.captured import capture_network
 from models.compiled import compile_blocks
 from models.layers.convolution import Conv2d
 from models.lorm import LoRM, find_foreground, foreground_mask
@@ -35,7 +38,8 @@ from models.segmenter import Segmenter
 from support.batch import Batch
 from training.optimizers import make_optimizer
 
-MODEL_TYPES = ("deeplabv3", "res50_ASPP_lorm")
+MODEL_TYPES = ("deeplabv3", "deeplabv3p", "res50_ASPP_lorm")
+OF_PEER = {"deeplabv3": "torchvision", "deeplabv3p": "SMP's DeepLabV3+"}
 NUM_CLASSES = 21
 CPU = torch.device("cpu")
 SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
@@ -65,12 +69,27 @@ def our_model(name: str) -> Segmenter:
 
 
 def ours(
-    name: str, amp: str, batchsize: int, crop_size: int, device: torch.device = CPU, *, compiled: bool = False
+    name: str,
+    amp: str,
+    batchsize: int,
+    crop_size: int,
+    device: torch.device = CPU,
+    *,
+    fused: bool = True,
+    compiled: bool = False,
+    graph: bool = False,
 ) -> Step:
-    """Return our step: what train.Trainer.train_step does in one process without accumulation."""
+    """Return our step: what train.Trainer.train_step does in one process without accumulation.
+
+    fused, compiled, graph: as --fused_blocks on, --compile and --cuda_graph.
+    """
     batch, model = batch_of(batchsize, crop_size), our_model(name).to(device, memory_format=torch.channels_last)
+    fuse_blocks(model, fused)
     if compiled:
         compile_blocks(model)
+    if graph:
+        capture_network(model, batch.image.to(device), DTYPES[amp])
+        assert model.captured is not None, "the network was not captured"
     weights = dict.fromkeys(("seg", "pseudo", "lorm", "ds", "dc") if model.lorm else ("seg",), 1.0)
     smooth = 0.1 if model.lorm else 0.0
     criterion = Criterion(weights, label_smooth=smooth, lorm_terms=model.backbone.channels[-1])
@@ -88,23 +107,57 @@ def ours(
     return step_of(model, forward, fused=device.type == "cuda")
 
 
-def torchvision_loop(
-    batchsize: int, crop_size: int, device: torch.device = CPU, amp: str = "none", *, compiled: bool = False
-) -> Step:
-    """Return a step of torchvision's deeplabv3_resnet50. Its layer4 has dilations 4, 4, 4 and ours 4, 8, 16."""
+def torchvision_model() -> nn.Module:
+    """Return deeplabv3_resnet50. Its layer4 has dilations 4, 4, 4, and ours 4, 8, 16."""
     import torchvision
 
-    batch = batch_of(batchsize, crop_size)
-    image, label = normalised(batch.image, our_model("deeplabv3")), batch.maps["label"].long()
     build = torchvision.models.segmentation.deeplabv3_resnet50
-    model = build(weights=None, weights_backbone=None, aux_loss=None, num_classes=NUM_CLASSES).train().to(device)
+    return build(weights=None, weights_backbone=None, aux_loss=None, num_classes=NUM_CLASSES)
+
+
+def smp_model() -> nn.Module:
+    """Return segmentation_models.pytorch's DeepLabV3+ at output stride 8, as ours."""
+    import segmentation_models_pytorch as smp
+
+    options = {"encoder_weights": None, "encoder_output_stride": 8, "classes": NUM_CLASSES}
+    return smp.DeepLabV3Plus("resnet50", **options)
+
+
+class Peer(NamedTuple):
+    package: str
+    build: Callable[[], nn.Module]
+    multiple: int  # of which image sizes must be; crops are made smaller, in the peer's favour
+
+
+PEERS = {
+    "torchvision": Peer("torchvision", torchvision_model, 1),
+    "SMP's DeepLabV3+": Peer("segmentation_models_pytorch", smp_model, 8),
+}
+
+
+def peer_loop(
+    peer: Peer,
+    batchsize: int,
+    crop_size: int,
+    device: torch.device = CPU,
+    amp: str = "none",
+    *,
+    channels_last: bool = False,
+    compiled: bool = False,
+) -> Step:
+    """Return a step of a peer's model with torchvision's loop. channels_last: with the line that a user would add."""
+    batch = batch_of(batchsize, crop_size - crop_size % peer.multiple)
+    image, label = normalised(batch.image, our_model("deeplabv3")), batch.maps["label"].long()
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    model = peer.build().train().to(device, memory_format=order)
     if compiled:
         model.compile()
-    image, label = image.to(device), label.to(device)
+    image, label = image.to(device, memory_format=order), label.to(device)
 
     def forward() -> Tensor:
         with autocast(amp, device):
-            return F.cross_entropy(model(image)["out"], label, ignore_index=255)
+            outputs = model(image)
+            return F.cross_entropy(outputs["out"] if isinstance(outputs, dict) else outputs, label, ignore_index=255)
 
     return step_of(model, forward)
 
@@ -162,7 +215,7 @@ def step_of(model: nn.Module, forward: Callable[[], Tensor], *, fused: bool = Fa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_types", nargs="+", default=MODEL_TYPES, choices=MODEL_TYPES, help="[both]")
+    parser.add_argument("--model_types", nargs="+", default=MODEL_TYPES, choices=MODEL_TYPES, help="[all]")
     parser.add_argument("--batchsize", type=int, default=2, help="[%(default)s]")
     parser.add_argument("--crop_size", type=int, default=193, help="[%(default)s]")
     parser.add_argument("--calls", type=int, default=3, help="steps of a measurement [%(default)s]")
@@ -171,8 +224,13 @@ def main() -> None:
     size = (args.batchsize, args.crop_size)
     figures = {}
     for name in args.model_types:
-        peer = {"torchvision": partial(torchvision_loop, *size)} if name == "deeplabv3" else {}
-        ways = peer | {"plain": partial(plain, name, *size)}
+        ways: dict[str, Callable[[], Step]] = {}
+        if name in OF_PEER:
+            peer, loop = OF_PEER[name], partial(peer_loop, PEERS[OF_PEER[name]], *size)
+            ways[peer] = loop
+            for amp in ("none", "bf16"):
+                ways[f"{peer}, channels-last, {amp}"] = partial(loop, amp=amp, channels_last=True)
+        ways["plain"] = partial(plain, name, *size)
         ways |= {f"ours, {amp}": partial(ours, name, amp, *size) for amp in ("none", "bf16")}
         figures[name], results = measure(ways, rounds=args.rounds, calls=args.calls, threads=args.threads)
         print(f"{name}, first step's loss and norm of the gradient: {results}")

@@ -38,11 +38,14 @@ def copy(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_parts_pass_without_a_fault(copy):
-    result, parts = check(copy, "--parts", *FAULTS, "compiled", "speed")
+    result, parts = check(copy, "--parts", *FAULTS, "block_choice", "compiled", "speed")
     statuses = {name: part["status"] for name, part in parts.items()}
-    assert statuses == dict.fromkeys(FAULTS, "ok") | {"compiled": "skipped", "speed": "ok"}, result.stdout
+    assert statuses == dict.fromkeys((*FAULTS, "block_choice"), "ok") | {"compiled": "skipped", "speed": "ok"}, (
+        result.stdout
+    )
     assert result.returncode == 0
-    assert parts["speed"]["figures"]["deeplabv3, --amp none"]["ms"] > 0
+    assert parts["speed"]["figures"]["--amp none"]["deeplabv3"]["ms"] > 0
+    assert "| torchvision, channels-last, --amp none | " in result.stdout
 
 
 @pytest.mark.slow
