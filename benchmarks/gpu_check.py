@@ -28,11 +28,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import gpu_parts as parts
 from benchmarks import gpu_runs as runs
+from benchmarks import gpu_speed
 
 ORDER = (
     *(parts.kernel, parts.losses, parts.fused_blocks, parts.batch_norm, parts.lorm, runs.loader, runs.ranks),
     *(runs.deterministic_resume, runs.compiled, runs.waits_and_memory, runs.cuda_graph, runs.block_choice),
-    *(runs.speed, runs.compiled_speed, runs.slow_cpu, runs.loader_rate, runs.scaling),
+    *(gpu_speed.speed, gpu_speed.compiled_speed, gpu_speed.slow_cpu, gpu_speed.choices),
+    *(gpu_speed.loader_rate, gpu_speed.scaling),
 )
 PARTS: dict[str, Callable[[parts.Machine], str]] = {part.__name__: part for part in ORDER}
 PART_SECONDS, ALL_SECONDS = 240, 600  # the most that a part may take, and all parts together

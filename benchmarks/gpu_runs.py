@@ -1,15 +1,12 @@
-"""The parts of benchmarks/gpu_check.py that train: whole runs of train.py, single steps, and how fast they are."""
+"""The parts of benchmarks/gpu_check.py that train: whole runs of train.py, and single steps."""
 
-import gc
-import importlib.util
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +14,10 @@ import torch
 from torch import Tensor
 
 import utils
-from benchmarks import step
 from benchmarks.gpu_parts import AMPS, Machine, expect
 from benchmarks.our_step import make_trainer, random_batch
 from data import demo
 from distributed.group import Group
-from distributed.precision import resolve
 from flags import parse_flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +30,7 @@ def loader(machine: Machine) -> str:
 
     batches = {}
     for workers in (0, 2):
-        cfg = parse_flags([*_demo(machine), "--workers", str(workers), "--no_augment", "--crop_size", "96"])
+        cfg = parse_flags([*demo_flags(machine), "--workers", str(workers), "--no_augment", "--crop_size", "96"])
         train_loader = utils.get_loader(cfg, "train", Group(machine.device))
         train_loader.sampler.set_position(0, 0)
         batches[workers] = next(iter(train_loader))
@@ -57,7 +52,7 @@ def ranks(machine: Machine) -> str:
     """Three steps of one process and of all, with the same global batch."""
     machine.need_two()
     words = [*THREE_STEPS, "--sync_bn", "on", "--total_batchsize", str(2 * machine.num_processes)]
-    return _same_run(machine, _train(machine, "one", *words), _train(machine, "all", *words, in_all=True))
+    return _same_run(machine, train(machine, "one", *words), train(machine, "all", *words, in_all=True))
 
 
 def deterministic_resume(machine: Machine) -> str:
@@ -69,7 +64,7 @@ def deterministic_resume(machine: Machine) -> str:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     process.wait()
-    runs = [_train(machine, name, *words, "--resume", "auto") for name in ("whole", "again", "stopped")]
+    runs = [train(machine, name, *words, "--resume", "auto") for name in ("whole", "again", "stopped")]
     whole, *others = map(_weights, runs)
     for other in others:
         unequal = [name for name, value in whole.items() if not torch.equal(value, other[name])]
@@ -81,10 +76,10 @@ def compiled(machine: Machine) -> str:
     """Three steps with --compile and without."""
     machine.need_gpu("tests/test_compile.py runs --compile on the CPU")
     words = [*THREE_STEPS, "--batchsize", "4"]
-    return _same_run(machine, _train(machine, "plain", *words), _train(machine, "compiled", *words, "--compile"))
+    return _same_run(machine, train(machine, "plain", *words), train(machine, "compiled", *words, "--compile"))
 
 
-def _demo(machine: Machine) -> list[str]:
+def demo_flags(machine: Machine) -> list[str]:
     root = machine.folder / "demo"
     demo.draw_dataset(root, 48, 8)
     words = ["--config", ROOT / "configs/demo.yaml", "--dataset_path", root, "--classes", root / "classes.txt"]
@@ -94,7 +89,15 @@ def _demo(machine: Machine) -> list[str]:
 def _start(machine: Machine, name: str, *flags: str, in_all: bool = False) -> subprocess.Popen:
     """Start train.py on the demo, in float32 without TF32, in one process or in all."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={machine.num_processes}"]
-    words = [*_demo(machine), "--logdir", str(machine.folder / "log"), "--name", name, "--device", machine.device.type]
+    words = [
+        *demo_flags(machine),
+        "--logdir",
+        str(machine.folder / "log"),
+        "--name",
+        name,
+        "--device",
+        machine.device.type,
+    ]
     words += ["--amp", "none", "--log_interval", "1", "--crop_size", "65", "--workers", "1", *flags]
     command = [sys.executable, *(launch if in_all else []), "train.py", *words, *(["--distributed"] if in_all else [])]
     environment = os.environ | {"NVIDIA_TF32_OVERRIDE": "0"}
@@ -102,7 +105,7 @@ def _start(machine: Machine, name: str, *flags: str, in_all: bool = False) -> su
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
 
-def _train(machine: Machine, name: str, *flags: str, in_all: bool = False) -> Path:
+def train(machine: Machine, name: str, *flags: str, in_all: bool = False) -> Path:
     """Train to the end, and return the run's folder."""
     status = _start(machine, name, *flags, in_all=in_all).wait()
     assert status == 0, f"train.py ended with {status}: {(machine.folder / f'{name}.log').read_text()[-600:]}"
@@ -113,7 +116,7 @@ def _weights(run: Path) -> dict[str, Tensor]:
     return torch.load(run / "last.pt", weights_only=True, map_location="cpu")["model"]
 
 
-def _metrics(run: Path, name: str) -> list[float]:
+def metrics(run: Path, name: str) -> list[float]:
     """Return a metric of each training step."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [line[name] for line in lines if line["kind"] == "train"]
@@ -121,7 +124,7 @@ def _metrics(run: Path, name: str) -> list[float]:
 
 def _same_run(machine: Machine, one: Path, other: Path) -> str:
     """Compare three steps of two runs. Rounding grows from step to step, as batch norm amplifies it."""
-    losses = [torch.tensor(_metrics(run, "loss")) for run in (one, other)]
+    losses = [torch.tensor(metrics(run, "loss")) for run in (one, other)]
     assert len(losses[0]) == 3
     for number, tolerance in ((0, 1e-4), (2, 5e-3)):
         expect(f"loss of step {number + 1}", losses[1][number], losses[0][number], tolerance)
@@ -166,145 +169,13 @@ def cuda_graph(machine: Machine) -> str:
     """Three steps of two micro-batches with --cuda_graph and without."""
     machine.need_gpu("tests/test_captured.py replays recorded operations on the CPU")
     words = [*THREE_STEPS, "--batchsize", "4", "--accum_steps", "2"]
-    run = _train(machine, "captured", *words, "--cuda_graph")
+    run = train(machine, "captured", *words, "--cuda_graph")
     assert "--cuda_graph:" not in (machine.folder / "captured.log").read_text(), "the network was not captured"
-    return _same_run(machine, _train(machine, "launched", *words), run)
+    return _same_run(machine, train(machine, "launched", *words), run)
 
 
 def block_choice(machine: Machine) -> str:
     """Three steps with --fused_blocks on and off."""
     words = [*THREE_STEPS, "--batchsize", "4"]
-    runs = [_train(machine, name, *words, "--fused_blocks", name) for name in ("on", "off")]
+    runs = [train(machine, name, *words, "--fused_blocks", name) for name in ("on", "off")]
     return _same_run(machine, *runs)
-
-
-def speed(machine: Machine) -> str:
-    """A step of each way that is not compiled: the table of benchmarks/RESULTS.md, "On a GPU"."""
-    return _table(machine, AMPS[: 2 if machine.on_gpu and resolve("auto", machine.device) == "bf16" else 1])
-
-
-def compiled_speed(machine: Machine) -> str:
-    """The compiled ways of the same table, in bf16."""
-    machine.need_gpu("torch.compile takes minutes")
-    return _table(machine, ["bf16"], compiled=True)
-
-
-def slow_cpu(machine: Machine) -> str:
-    """A step of res50_ASPP_lorm on one core that another process keeps busy, with --cuda_graph and without."""
-    machine.need_gpu("a step that waits for the CPU")
-    words: dict = {"amp": "bf16", "device": machine.device} | _size(machine)
-    found = {}
-    for name, graph in (("launched", False), ("captured", True)):
-        run = step.ours("res50_ASPP_lorm", **words, graph=graph)
-        found[name] = _measured(machine, run)["ms"]
-        cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(cores)})
-        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
-            found[f"{name}, slow"] = _measured(machine, run)["ms"]
-        finally:
-            busy.kill()
-            os.sched_setaffinity(0, cores)
-        del run
-    machine.figures.update(found)
-    return ", ".join(f"{name} {found[f'{name}, slow'] / found[name]:.2f} times" for name in ("launched", "captured"))
-
-
-def _table(machine: Machine, amps: Sequence[str], *, compiled: bool = False) -> str:
-    """Measure ways of a step in turn, each at the same batch size, and return one against torchvision's best."""
-    torch.backends.cudnn.benchmark = True  # as both training loops do
-    lines = []
-    for amp in amps:
-        options: dict = _size(machine) | {"device": machine.device, "amp": amp, "compiled": compiled}
-        ways: dict[str, Callable[[], step.Step]] = {}
-        for name, peer in step.PEERS.items():
-            if importlib.util.find_spec(peer.package) and not (compiled and name != "torchvision"):
-                if not compiled:
-                    ways[name] = partial(step.peer_loop, peer, **options)
-                ways[f"{name}, channels-last"] = partial(step.peer_loop, peer, **options, channels_last=True)
-        for name in ("deeplabv3", "res50_ASPP_lorm") if compiled else step.MODEL_TYPES:  # each compilation takes long
-            ways[name] = partial(step.ours, name, **options, fused=False)
-            if not compiled:
-                ways[f"{name}, fused"] = partial(step.ours, name, **options)
-            if machine.on_gpu:
-                ways[f"{name}, graph"] = partial(step.ours, name, **options, fused=False, graph=True)
-        found = {name: _measured(machine, make()) for name, make in ways.items()}
-        title = f"--amp {amp}{', compiled' * compiled}"
-        machine.figures[title] = found
-        best, ours = (
-            min((row for name, row in found.items() if name.startswith(start)), key=lambda row: row["ms"])
-            for start in ("torchvision", "deeplabv3")
-        )
-        lines.append(f"{title}: {ours['ms'] / best['ms']:.2f} of the time of torchvision's best")
-    return "deeplabv3, " + "; ".join(lines)
-
-
-def _size(machine: Machine) -> dict[str, int]:
-    """Return a batch size that the card holds, and the size of a crop."""
-    size = {"batchsize": 2, "crop_size": 33}
-    if machine.on_gpu:
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        size = {"batchsize": 16 if memory > 38 else 8 if memory > 20 else 4, "crop_size": 465}
-    machine.figures.update(size)
-    return size
-
-
-def _measured(machine: Machine, run: step.Step) -> dict[str, float]:
-    """Return {"ms" of a step, "cpu_ms" until the CPU has launched it, "launches" of kernels, "gib" at the peak}."""
-    calls, cuda = (5, torch.cuda) if machine.on_gpu else (1, None)
-    for _ in range(2):
-        run()
-    machine.synchronize()
-    start = time.perf_counter()
-    run()
-    found = {"cpu_ms": 1e3 * (time.perf_counter() - start), "launches": 0.0, "gib": 0.0}
-    if cuda is not None:
-        cuda.reset_peak_memory_stats()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            run()
-            cuda.synchronize()
-        found["launches"] = sum("Launch" in event.name for event in profile.events())
-    found["ms"] = 1e3 / calls * statistics.median(_seconds(machine, run, calls) for _ in range(3))
-    if cuda is not None:
-        found["gib"] = cuda.max_memory_allocated() / 2**30
-        del run
-        gc.collect()
-        cuda.empty_cache()
-    return found
-
-
-def _seconds(machine: Machine, work: Callable[[], object], calls: int) -> float:
-    machine.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        work()
-    machine.synchronize()
-    return time.perf_counter() - start
-
-
-def loader_rate(machine: Machine) -> str:
-    """The loader's images per second: compare them with the time of a step in the part "speed"."""
-    cfg = parse_flags([*_demo(machine), "--crop_size", "465" if machine.on_gpu else "65", "--repeat", "8"])
-    train_loader = utils.get_loader(cfg, "train", Group(machine.device))
-    train_loader.sampler.set_position(0, 0)
-    batches = iter(train_loader)
-    next(batches)
-    counts: list[int] = []
-    seconds = _seconds(machine, lambda: counts.extend(len(b.to(machine.device).image) for b in batches), 1)
-    rate, workers = sum(counts) / seconds, train_loader.num_workers
-    machine.figures.update(images_per_s=rate, workers=workers)
-    return f"{rate:.0f} images/s of the demo with {workers} workers (steps: see speed)"
-
-
-def scaling(machine: Machine) -> str:
-    """Images a second of one process and of all, each with the same batch."""
-    machine.need_two()
-    words = ["--max_steps", "30" if machine.on_gpu else "6", "--val_epoch_frequency", "0", "--amp", "auto"]
-    words += ["--crop_size", "465" if machine.on_gpu else "65", "--batchsize", "8" if machine.on_gpu else "2"]
-    one, many = (
-        statistics.median(_metrics(_train(machine, f"scaling_{in_all}", *words, in_all=in_all), "images_per_s")[2:])
-        for in_all in (False, True)
-    )
-    machine.figures.update({"one": one, "all": many})
-    size = machine.num_processes
-    return f"{one:.1f} images/s on 1, {many:.1f} on {size}: {many / one / size:.0%} of linear scaling"

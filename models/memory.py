@@ -12,7 +12,7 @@ from models.layers.norm import BatchNorm2d
 from models.segmenter import Segmenter
 
 BYTES_PER_PARAMETER = 20  # weight, gradient, at most two averages of the optimizer, a copy in 16 bits
-RESERVED = 0.1, 1.0  # share of a GPU and GiB, for CUDA's libraries, their workspaces, losses and fragmentation
+RESERVED = 0.1, 1.0  # share of a GPU and GiB, for CUDA's libraries, their workspaces and fragmentation
 
 log = logging.getLogger("segtrain")
 
@@ -29,13 +29,13 @@ def fuse_blocks(model: Segmenter, fused: bool) -> None:
 
 
 def choose_blocks(
-    model: Segmenter, choice: str, images: tuple[int, int], dtype: torch.dtype | None, memory: float
+    model: Segmenter, choice: str, images: tuple[int, int], dtype: torch.dtype | None, memory: float, losses: int = 0
 ) -> None:
     """Fuse the model's blocks or not, in place, as --fused_blocks says: "on", "off" or "auto".
 
     On a GPU, separate modules are faster, but they keep about twice as much. "auto" takes them if the GPU holds what
     they keep. images: (batch size, height and width) of a forward pass. dtype: autocast's; None: float32. memory: the
-    GPU's, in GiB; 0 on a CPU, where fused blocks are also faster.
+    GPU's, in GiB; 0 on a CPU, where fused blocks are also faster. losses: bytes that the losses keep.
     """
     fuse_blocks(model, choice != "off")
     if choice != "auto" or not memory or not _norms(model):
@@ -43,7 +43,8 @@ def choose_blocks(
     fuse_blocks(model, False)
     share, reserve = RESERVED
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    needed = (saved_bytes(model, images, dtype) + BYTES_PER_PARAMETER * parameters) / 2**30 + reserve + share * memory
+    kept = saved_bytes(model, images, dtype) + losses + BYTES_PER_PARAMETER * parameters
+    needed = kept / 2**30 + reserve + share * memory
     fits = needed <= memory
     fuse_blocks(model, not fits)
     log.info(

@@ -6,6 +6,7 @@ from conftest import FLOAT64, flags, start, succeed
 from torch.autograd.graph import saved_tensors_hooks
 
 import models
+from models.layers.norm import BatchNorm2d
 from models.memory import choose_blocks, fuse_blocks, saved_bytes
 from training import checkpoint
 
@@ -44,14 +45,15 @@ def test_a_bottleneck_keeps_what_its_description_says(fused, channels, dtype, si
 
 
 @pytest.mark.parametrize(
-    ("choice", "memory", "fused"),
-    [("on", 80, True), ("off", 1, False), ("auto", 0, True), ("auto", 80, False), ("auto", 1, True)],
+    ("choice", "memory", "losses", "fused"),
+    [("on", 80, 0, True), ("off", 1, 0, False), ("auto", 0, 0, True), ("auto", 80, 0, False), ("auto", 1, 0, True)]
+    + [("auto", 80, 75 * 2**30, True)],
 )
-def test_separate_modules_are_chosen_where_they_fit(choice, memory, fused, caplog):
+def test_separate_modules_are_chosen_where_they_fit(choice, memory, losses, fused, caplog):
     caplog.set_level("INFO")
     model = models.build("res50_ASPP", layers=50, num_classes=5)
-    choose_blocks(model, choice, (16, 465), None, memory)
-    assert {norm.fused for norm in model.backbone.modules() if hasattr(norm, "fused")} == {fused}
+    choose_blocks(model, choice, (16, 465), None, memory, losses)
+    assert {norm.fused for norm in model.modules() if isinstance(norm, BatchNorm2d)} == {fused}
     said = f"--fused_blocks {'on' if fused else 'off'}" if choice == "auto" and memory else ""
     assert said in caplog.text
     assert bool(caplog.text) == bool(said)

@@ -18,6 +18,7 @@ from inference.pseudo.labelling import Stroked
 from support.labels import IGNORE
 
 REACH = 0.04  # half the side of a window, as a share of the grid's longer side
+DRAWN = 0.2  # weight of a part of the prediction with a stroke of its class: new objects teach more than known ones
 MISTAKE = 0.1  # weight of the classes' areas beside the probabilities: a sure model can be wrong, too
 PER_CLASS = 4  # most places of an image for each predicted class
 SIGMA_COLOUR = 10.0  # in CIELAB; scale of the similarity of two colours
@@ -67,7 +68,10 @@ def find_places(item: Stroked, probs: Tensor) -> tuple[list[Place], np.ndarray]:
     places: list[Place] = []
     for number in np.flatnonzero(np.bincount(label.ravel())).tolist():
         inside = label == number
-        mass = cv2.boxFilter(unsure * inside, -1, [2 * reach + 1] * 2, normalize=False, borderType=cv2.BORDER_CONSTANT)
+        _, parts = cv2.connectedComponents(inside.view(np.uint8), connectivity=8)
+        drawn = np.isin(parts, parts[inside & (item.grid.seeds == number)])
+        weight = unsure * np.where(drawn, DRAWN, inside.astype(np.float32))
+        mass = cv2.boxFilter(weight, -1, [2 * reach + 1] * 2, normalize=False, borderType=cv2.BORDER_CONSTANT)
         mass[~inside | (unsure == 0)] = 0
         depth = cv2.distanceTransform(np.pad(inside, 1).view(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_5)[1:-1, 1:-1]
         for _ in range(PER_CLASS):
@@ -75,16 +79,18 @@ def find_places(item: Stroked, probs: Tensor) -> tuple[list[Place], np.ndarray]:
             if mass[row, column] <= 0:
                 break
             box = _box(row, column, reach)
-            within = unsure[box] * inside[box]
+            within = weight[box]
             # Inside the part rather than at its border, where the stroke would have little room.
             down, across = divmod(int((depth[box] * within).argmax()), within.shape[1])
-            chances = (values[:, box[0], box[1]] * (within > 0)).sum((1, 2)) / label.size
+            share = DRAWN if drawn[row, column] else 1.0
+            chances = share * (values[:, box[0], box[1]] * (within > 0)).sum((1, 2)) / label.size
             chances[number] = 0
             shape = item.scribble.shape
             at_row = int((box[0].start + down + 0.5) * shape[0] / height)
             at_column = int((box[1].start + across + 0.5) * shape[1] / width)
             colour = colours[box][within > 0].mean(0).astype(np.float32)
-            places.append(Place(at_row, at_column, number, chances, (within > 0).sum() / label.size, colour))
+            size = share * (within > 0).sum() / label.size
+            places.append(Place(at_row, at_column, number, chances, size, colour))
             mass[_box(row, column, 2 * reach)] = 0
     # Places of two classes may come together at the border of their parts.
     apart: list[Place] = []

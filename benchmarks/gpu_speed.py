@@ -1,0 +1,197 @@
+"""The parts of benchmarks/gpu_check.py that measure: steps of both ways and of peers, the loader, and several GPUs."""
+
+import gc
+import importlib.util
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+
+import utils
+from benchmarks import step
+from benchmarks.gpu_parts import AMPS, Machine
+from benchmarks.gpu_runs import demo_flags, metrics, train
+from distributed.group import Group
+from distributed.precision import autocast, resolve
+from flags import parse_flags
+from losses import criterion as criterion_module
+from losses.criterion import Criterion
+from models.lorm import LoRM, find_foreground, foreground_mask
+
+
+def speed(machine: Machine) -> str:
+    """A step of each way that is not compiled: the table of benchmarks/RESULTS.md, "On a GPU"."""
+    return _table(machine, AMPS[: 2 if machine.on_gpu and resolve("auto", machine.device) == "bf16" else 1])
+
+
+def compiled_speed(machine: Machine) -> str:
+    """The compiled ways of the same table, in bf16."""
+    machine.need_gpu("torch.compile takes minutes")
+    return _table(machine, ["bf16"], compiled=True)
+
+
+def slow_cpu(machine: Machine) -> str:
+    """A step of res50_ASPP_lorm on one core that another process keeps busy, with --cuda_graph and without."""
+    machine.need_gpu("a step that waits for the CPU")
+    words: dict = {"amp": "bf16", "device": machine.device} | _size(machine)
+    found = {}
+    for name, graph in (("launched", False), ("captured", True)):
+        run = step.ours("res50_ASPP_lorm", **words, graph=graph)
+        found[name] = _measured(machine, run)["ms"]
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            found[f"{name}, slow"] = _measured(machine, run)["ms"]
+        finally:
+            busy.kill()
+            os.sched_setaffinity(0, cores)
+        del run
+    machine.figures.update(found)
+    return ", ".join(f"{name} {found[f'{name}, slow'] / found[name]:.2f} times" for name in ("launched", "captured"))
+
+
+def choices(machine: Machine) -> str:
+    """Forward and backward pass, in ms, of what has two ways: the pixel losses, and LoRM against torch's attention."""
+    batchsize, crop_size = _size(machine).values()
+    batch, side = step.batch_of(batchsize, crop_size), -(-crop_size // 8)
+    criterion = Criterion(dict.fromkeys(("seg", "pseudo", "ds", "dc"), 1.0), label_smooth=0.1)
+    logits = torch.randn(batchsize, step.NUM_CLASSES, side, side, device=machine.device, requires_grad=True)
+    divisors, here = criterion.counts(batch).tolist(), batch.to(machine.device)
+    module = LoRM(2048).to(machine.device)
+    x = torch.randn(batchsize, 2048, side, side, device=machine.device).to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    foreground = find_foreground(batch.maps["pseudo"], size=(side, side))
+    foreground = replace(batch, foreground=foreground).to(machine.device).foreground
+    inside = foreground_mask(batch.maps["pseudo"], (side, side)).to(machine.device).flatten(1).unsqueeze(2)
+
+    def pixel_losses() -> None:
+        criterion({"logits": logits}, here, divisors)[0].backward()
+
+    def lorm() -> None:
+        with autocast("bf16", machine.device):
+            total = module(x, foreground)["lorm"]
+        total.backward()
+
+    def attention() -> None:
+        values = x.flatten(2).transpose(1, 2)  # (B, C, H, W) -> (B, H*W, C)
+        with autocast("bf16", machine.device):
+            query, key = (
+                F.normalize(conv(x).flatten(2).transpose(1, 2), dim=2) for conv in (module.query_conv, module.key_conv)
+            )
+            shifted = F.scaled_dot_product_attention(*(part.unsqueeze(1) for part in (query, key, values)), scale=1.0)
+        ((values - module.gamma * shifted.squeeze(1)).square() * inside).sum().backward()
+
+    for name, work in {"pixel losses": pixel_losses, "LoRM": lorm, "torch's attention": attention}.items():
+        machine.figures[name] = _measured(machine, work)["ms"]
+    with mock.patch.object(criterion_module, "find_kernel", lambda logits: None):
+        machine.figures["pixel losses in bands"] = _measured(machine, pixel_losses)["ms"]
+    return ", ".join(f"{name} {ms:.2f}" for name, ms in machine.figures.items())
+
+
+def _table(machine: Machine, amps: Sequence[str], *, compiled: bool = False) -> str:
+    """Measure ways of a step in turn, each at the same batch size, and return one against torchvision's best."""
+    torch.backends.cudnn.benchmark = True  # as both training loops do
+    lines = []
+    for amp in amps:
+        options: dict = _size(machine) | {"device": machine.device, "amp": amp, "compiled": compiled}
+        ways: dict[str, Callable[[], step.Step]] = {}
+        for name, peer in step.PEERS.items():
+            if importlib.util.find_spec(peer.package) and not (compiled and name != "torchvision"):
+                if not compiled:
+                    ways[name] = partial(step.peer_loop, peer, **options)
+                ways[f"{name}, channels-last"] = partial(step.peer_loop, peer, **options, channels_last=True)
+        for name in ("deeplabv3", "res50_ASPP_lorm") if compiled else step.MODEL_TYPES:  # each compilation takes long
+            ways[name] = partial(step.ours, name, **options, fused=False)
+            if not compiled:
+                ways[f"{name}, fused"] = partial(step.ours, name, **options)
+            if machine.on_gpu:
+                ways[f"{name}, graph"] = partial(step.ours, name, **options, fused=False, graph=True)
+        found = {name: _measured(machine, make()) for name, make in ways.items()}
+        title = f"--amp {amp}{', compiled' * compiled}"
+        machine.figures[title] = found
+        best, ours = (
+            min((row for name, row in found.items() if name.startswith(start)), key=lambda row: row["ms"])
+            for start in ("torchvision", "deeplabv3")
+        )
+        lines.append(f"{title}: {ours['ms'] / best['ms']:.2f} of the time of torchvision's best")
+    return "deeplabv3, " + "; ".join(lines)
+
+
+def _size(machine: Machine) -> dict[str, int]:
+    """Return a batch size that the card holds, and the size of a crop."""
+    size = {"batchsize": 2, "crop_size": 33}
+    if machine.on_gpu:
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        size = {"batchsize": 16 if memory > 38 else 8 if memory > 20 else 4, "crop_size": 465}
+    machine.figures.update(size)
+    return size
+
+
+def _measured(machine: Machine, run: step.Step) -> dict[str, float]:
+    """Return {"ms" of a step, "cpu_ms" until the CPU has launched it, "launches" of kernels, "gib" at the peak}."""
+    calls, cuda = (5, torch.cuda) if machine.on_gpu else (1, None)
+    for _ in range(2):
+        run()
+    machine.synchronize()
+    start = time.perf_counter()
+    run()
+    found = {"cpu_ms": 1e3 * (time.perf_counter() - start), "launches": 0.0, "gib": 0.0}
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()
+            cuda.synchronize()
+        found["launches"] = sum("Launch" in event.name for event in profile.events())
+    found["ms"] = 1e3 / calls * statistics.median(_seconds(machine, run, calls) for _ in range(3))
+    if cuda is not None:
+        found["gib"] = cuda.max_memory_allocated() / 2**30
+        del run
+        gc.collect()
+        cuda.empty_cache()
+    return found
+
+
+def _seconds(machine: Machine, work: Callable[[], object], calls: int) -> float:
+    machine.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    machine.synchronize()
+    return time.perf_counter() - start
+
+
+def loader_rate(machine: Machine) -> str:
+    """The loader's images per second: compare them with the time of a step in the part "speed"."""
+    cfg = parse_flags([*demo_flags(machine), "--crop_size", "465" if machine.on_gpu else "65", "--repeat", "8"])
+    train_loader = utils.get_loader(cfg, "train", Group(machine.device))
+    train_loader.sampler.set_position(0, 0)
+    batches = iter(train_loader)
+    next(batches)
+    counts: list[int] = []
+    seconds = _seconds(machine, lambda: counts.extend(len(b.to(machine.device).image) for b in batches), 1)
+    rate, workers = sum(counts) / seconds, train_loader.num_workers
+    machine.figures.update(images_per_s=rate, workers=workers)
+    return f"{rate:.0f} images/s of the demo with {workers} workers (steps: see speed)"
+
+
+def scaling(machine: Machine) -> str:
+    """Images a second of one process and of all, each with the same batch."""
+    machine.need_two()
+    words = ["--max_steps", "30" if machine.on_gpu else "6", "--val_epoch_frequency", "0", "--amp", "auto"]
+    words += ["--crop_size", "465" if machine.on_gpu else "65", "--batchsize", "8" if machine.on_gpu else "2"]
+    one, many = (
+        statistics.median(metrics(train(machine, f"scaling_{in_all}", *words, in_all=in_all), "images_per_s")[2:])
+        for in_all in (False, True)
+    )
+    machine.figures.update({"one": one, "all": many})
+    size = machine.num_processes
+    return f"{one:.1f} images/s on 1, {many:.1f} on {size}: {many / one / size:.0%} of linear scaling"

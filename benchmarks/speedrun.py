@@ -1,0 +1,69 @@
+"""The speedrun of benchmarks/SPEEDRUN.md: how long a training run takes until its validation mIoU is 68.0.
+
+python benchmarks/speedrun.py --dataset_path CAMVID --pretrained FILE [--seeds 0 1 2] [flags of train.py]
+
+Trains with configs/camvid_lite0.yaml and these flags, once for each seed, and prints the seconds from the start of the
+command to the first validation that reaches the target, and a row of the table. A run ends there.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.measure import machine
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = 0.68
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="[%(default)s]")
+    args, flags = parser.parse_known_args()
+    flags = ["--config", str(ROOT / "configs/camvid_lite0.yaml"), *flags]
+    seconds = []
+    for seed in args.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            found, lines = run([*flags, "--seed", str(seed), "--logdir", folder, "--name", "run"], Path(folder, "run"))
+        text = ", ".join(f"{at:.0f} s {100 * miou:.2f}" for at, miou in lines)
+        print(f"seed {seed}: {f'{found:.0f} s' if found else 'not reached'}; validations: {text}", flush=True)
+        seconds.append(found)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    times = ", ".join(f"{found / 60:.1f}" if found else "not reached" for found in seconds)
+    middle = f"{statistics.median(seconds) / 60:.1f}" if all(seconds) else "-"
+    command = f"`python benchmarks/speedrun.py {' '.join(sys.argv[1:])}`"
+    print(f"| {date.today().isoformat()} | {commit.stdout.strip()} | {machine()} | {command} | {times} | {middle} |")
+
+
+def run(flags: list[str], folder: Path) -> tuple[float, list[tuple[float, float]]]:
+    """Train until the target. Return (seconds until then, or 0; (seconds, mIoU) of each validation)."""
+    start, found = time.monotonic(), []
+    process = subprocess.Popen([sys.executable, str(ROOT / "train.py"), *flags], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and not (found and found[-1][1] >= TARGET):
+            time.sleep(0.2)
+            found += [(time.monotonic() - start, miou) for miou in read_scores(folder / "metrics.jsonl")[len(found) :]]
+    finally:
+        process.terminate()
+        process.wait()
+    # The last line may have come between the last look and the end.
+    found += [(time.monotonic() - start, miou) for miou in read_scores(folder / "metrics.jsonl")[len(found) :]]
+    assert found, f"train.py ended with {process.returncode} before its first validation"
+    return (found[-1][0] if found[-1][1] >= TARGET else 0.0), found
+
+
+def read_scores(file: Path) -> list[float]:
+    """Return the mIoU of each validation so far. A line may be half written."""
+    lines = file.read_text().split("\n")[:-1] if file.is_file() else []
+    return [line["miou"] for line in map(json.loads, lines) if line["kind"] == "val"]
+
+
+if __name__ == "__main__":
+    main()
