@@ -84,17 +84,16 @@ def choices(machine: Machine) -> str:
     def attention() -> None:
         values = x.flatten(2).transpose(1, 2)  # (B, C, H, W) -> (B, H*W, C)
         with autocast("bf16", machine.device):
-            query, key = (
-                F.normalize(conv(x).flatten(2).transpose(1, 2), dim=2) for conv in (module.query_conv, module.key_conv)
-            )
+            maps = (conv(x).flatten(2).transpose(1, 2) for conv in (module.query_conv, module.key_conv))
+            query, key = (F.normalize(values, dim=2) for values in maps)
             shifted = F.scaled_dot_product_attention(*(part.unsqueeze(1) for part in (query, key, values)), scale=1.0)
         ((values - module.gamma * shifted.squeeze(1)).square() * inside).sum().backward()
 
     for name, work in {"pixel losses": pixel_losses, "LoRM": lorm, "torch's attention": attention}.items():
         machine.figures[name] = _measured(machine, work)["ms"]
-    with mock.patch.object(criterion_module, "find_kernel", lambda logits: None):
+    with mock.patch.object(criterion_module, "find_kernel", return_value=None):
         machine.figures["pixel losses in bands"] = _measured(machine, pixel_losses)["ms"]
-    return ", ".join(f"{name} {ms:.2f}" for name, ms in machine.figures.items())
+    return ", ".join(f"{name} {ms:.2f}" for name, ms in machine.figures.items() if name not in _size(machine))
 
 
 def _table(machine: Machine, amps: Sequence[str], *, compiled: bool = False) -> str:

@@ -46,8 +46,14 @@ def test_a_bottleneck_keeps_what_its_description_says(fused, channels, dtype, si
 
 @pytest.mark.parametrize(
     ("choice", "memory", "losses", "fused"),
-    [("on", 80, 0, True), ("off", 1, 0, False), ("auto", 0, 0, True), ("auto", 80, 0, False), ("auto", 1, 0, True)]
-    + [("auto", 80, 75 * 2**30, True)],
+    [
+        ("on", 80, 0, True),
+        ("off", 1, 0, False),
+        ("auto", 0, 0, True),
+        ("auto", 80, 0, False),
+        ("auto", 1, 0, True),
+        ("auto", 80, 75 * 2**30, True),
+    ],
 )
 def test_separate_modules_are_chosen_where_they_fit(choice, memory, losses, fused, caplog):
     caplog.set_level("INFO")
