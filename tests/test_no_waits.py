@@ -11,6 +11,7 @@ from flags import parse_flags
 
 TINY = ["--dataset", "ScribblePseudoDsDc", "--numclasses", "5", "--layers", "50", "--pretrained", "none"]
 TINY += ["--amp", "none", "--crop_size", "33", "--batchsize", "2", "--warmup_epochs", "0"]
+TINY += ["--fused_blocks", "on"]
 
 STEPS = [
     pytest.param([], id="five losses, LoRM, float32"),
@@ -24,6 +25,7 @@ STEPS = [
     pytest.param(["--optimizer", "adamw", "--clip_grad", "1", "--amp", "fp16"], id="adamw, clipped, fp16"),
     pytest.param(["--loss", "dice+lovasz"], id="losses by region"),
     pytest.param(["--dataset", "ScribbleOnly", "--model_type", "res50_ASPP", "--l_crf", "0.2"], id="few pixels, CRF"),
+    pytest.param(["--fused_blocks", "off", "--amp", "bf16"], id="separate modules"),
     pytest.param(["--report_training_batch_acc"], id="pixel accuracy of the batches"),
     pytest.param(["--class_weights", "balanced"], id="class weights"),  # copied to the GPU in the first step alone
 ]

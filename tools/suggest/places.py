@@ -94,7 +94,7 @@ def find_places(item: Stroked, probs: Tensor) -> tuple[list[Place], np.ndarray]:
             mass[_box(row, column, 2 * reach)] = 0
     # Places of two classes may come together at the border of their parts.
     apart: list[Place] = []
-    least = reach * item.scribble.shape[0] / height
+    least = 3 * reach * item.scribble.shape[0] / height
     for place in sorted(places, key=lambda place: -place.chances.sum()):
         if all(max(abs(place.row - one.row), abs(place.column - one.column)) > least for one in apart):
             apart.append(place)
