@@ -147,7 +147,7 @@ def get_model(
     size = cfg.batchsize, cfg.crop_size
     # Losses by region, and losses of one's own, keep about four float32 maps of all classes at full size.
     losses = 16 * cfg.numclasses * cfg.batchsize * cfg.crop_size**2 if cfg.loss != "ce" else 0
-    choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], gpu_memory(group.device), losses)
+    choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], gpu_memory(group.device)[0], losses)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     if cfg.grad_checkpointing and not raw_model.backbone.blocks():

@@ -7,7 +7,6 @@ with it a CUDA build of torch without a driver cannot run a backward pass. Tenso
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -124,7 +123,7 @@ def absent_gpu(mode: AbsentGPU) -> Iterator[AbsentGPU]:
             (torch.cuda, "Event", functools.partial(_Event, mode)),
             (torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True),
             (torch.cuda, "get_device_capability", lambda *args: (9, 0)),
-            (torch.cuda, "get_device_properties", lambda *args: SimpleNamespace(total_memory=80 * 2**30)),
+            (torch.cuda, "mem_get_info", lambda *args: (80 * 2**30, 80 * 2**30)),
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
             *((owner, name, _casting(getattr(owner, name), raised=False)) for owner, name in _pairs(LOWERED)),
             *((owner, name, _casting(getattr(owner, name), raised=True)) for owner, name in _pairs(RAISED)),

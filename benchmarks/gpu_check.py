@@ -4,9 +4,9 @@ python -m benchmarks.gpu_check                  # all GPUs of this machine; need
 python -m benchmarks.gpu_check --device cpu     # the same parts on the CPU, in small: to test this script
 
 Each part runs in a process of its own, so that one that fails, even with an error of CUDA, does not stop the rest.
-All of them take at most ten minutes: parts for which no time is left are skipped. Prints the parts, then the steps as
-in benchmarks/RESULTS.md, "On a GPU". Writes gpu_check.json: attach this file to an issue as it is. The exit status is
-the number of failed parts; without a GPU it is 2.
+All of them take at most ten minutes: parts for which no time is left are skipped. Prints the parts, then a table of
+the steps for benchmarks/RESULTS.md; SMP is a row of it if it is installed. Writes gpu_check.json: attach this file to
+an issue as it is. The exit status is the number of failed parts; without a GPU it is 2.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from benchmarks import gpu_speed
 ORDER = (
     *(parts.kernel, parts.losses, parts.fused_blocks, parts.batch_norm, parts.lorm, runs.loader, runs.ranks),
     *(runs.deterministic_resume, runs.compiled, runs.waits_and_memory, runs.cuda_graph, runs.block_choice),
-    *(gpu_speed.speed, gpu_speed.compiled_speed, gpu_speed.slow_cpu, gpu_speed.choices),
+    *(gpu_speed.speed, gpu_speed.slow_cpu, gpu_speed.choices, gpu_speed.compiled_speed, gpu_speed.speed_tf32),
     *(gpu_speed.loader_rate, gpu_speed.scaling),
 )
 PARTS: dict[str, Callable[[parts.Machine], str]] = {part.__name__: part for part in ORDER}
@@ -79,9 +79,10 @@ def main() -> int:
 
 def step_table(results: dict[str, dict]) -> list[str]:
     """Return the lines of a Markdown table of the steps that the parts on speed measured."""
-    keys = {"ms": "ms a step", "cpu_ms": "ms until launched", "launches": "launches", "gib": "GiB at the peak"}
+    keys = {"ms": "ms a step", "cpu_ms": "ms until launched", "launches": "launches"}
+    keys |= {"gib": "GiB allocated", "reserved": "GiB reserved"}
     lines = [f"| | {' | '.join(keys.values())} |", "| --- " * (1 + len(keys)) + "|"]
-    for part in ("speed", "compiled_speed"):
+    for part in ("speed", "compiled_speed", "speed_tf32"):
         for amp, ways in results.get(part, {}).get("figures", {}).items():
             for way, found in ways.items() if isinstance(ways, dict) else ():
                 lines.append(f"| {way}, {amp} | {' | '.join(f'{found[key]:.1f}' for key in keys)} |")

@@ -1,4 +1,4 @@
-"""The parts of benchmarks/gpu_check.py that measure: steps of both ways and of peers, the loader, and several GPUs."""
+"""The parts of benchmarks/gpu_check.py that measure: steps of ours and of peers, the loader, and several GPUs."""
 
 import gc
 import importlib.util
@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import utils
 from benchmarks import step
-from benchmarks.gpu_parts import AMPS, Machine
+from benchmarks.gpu_parts import Machine
 from benchmarks.gpu_runs import demo_flags, metrics, train
 from distributed.group import Group
 from distributed.precision import autocast, resolve
@@ -28,39 +28,54 @@ from models.lorm import LoRM, find_foreground, foreground_mask
 
 
 def speed(machine: Machine) -> str:
-    """A step of each way that is not compiled: the table of benchmarks/RESULTS.md, "On a GPU"."""
-    return _table(machine, AMPS[: 2 if machine.on_gpu and resolve("auto", machine.device) == "bf16" else 1])
+    """A step of each way that is not compiled, in bf16 where the machine has it."""
+    return _table(machine, resolve("auto", machine.device))
+
+
+def speed_tf32(machine: Machine) -> str:
+    """The same ways without autocast."""
+    machine.need_gpu("TF32")
+    return _table(machine, "none")
 
 
 def compiled_speed(machine: Machine) -> str:
     """The compiled ways of the same table, in bf16."""
     machine.need_gpu("torch.compile takes minutes")
-    return _table(machine, ["bf16"], compiled=True)
+    return _table(machine, "bf16", compiled=True)
 
 
 def slow_cpu(machine: Machine) -> str:
-    """A step of res50_ASPP_lorm on one core that another process keeps busy, with --cuda_graph and without."""
+    """How much longer a step of res50_ASPP_lorm takes on one core that another process keeps busy."""
     machine.need_gpu("a step that waits for the CPU")
+    torch.backends.cudnn.benchmark = True
     words: dict = {"amp": "bf16", "device": machine.device} | _size(machine)
     found = {}
     for name, graph in (("launched", False), ("captured", True)):
         run = step.ours("res50_ASPP_lorm", **words, graph=graph)
-        found[name] = _measured(machine, run)["ms"]
+        found[name] = _measured(machine, lambda run=run: run)["ms"]
         cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(cores)})
+        pin({min(cores)})
         busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         try:
-            found[f"{name}, slow"] = _measured(machine, run)["ms"]
+            found[f"{name}, slow"] = _measured(machine, lambda run=run: run)["ms"]
         finally:
             busy.kill()
-            os.sched_setaffinity(0, cores)
+            pin(cores)
         del run
     machine.figures.update(found)
-    return ", ".join(f"{name} {found[f'{name}, slow'] / found[name]:.2f} times" for name in ("launched", "captured"))
+    times = (f"{name} {found[f'{name}, slow'] / found[name]:.2f}" for name in ("launched", "captured"))
+    return f"with a busy core, a step takes so many times as long: {', '.join(times)}"
+
+
+def pin(cores: set[int]) -> None:
+    """Let the process, with the threads of autograd, run on these cores only."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
 
 
 def choices(machine: Machine) -> str:
     """Forward and backward pass, in ms, of what has two ways: the pixel losses, and LoRM against torch's attention."""
+    torch.backends.cudnn.benchmark = True
     batchsize, crop_size = _size(machine).values()
     batch, side = step.batch_of(batchsize, crop_size), -(-crop_size // 8)
     criterion = Criterion(dict.fromkeys(("seg", "pseudo", "ds", "dc"), 1.0), label_smooth=0.1)
@@ -90,39 +105,35 @@ def choices(machine: Machine) -> str:
         ((values - module.gamma * shifted.squeeze(1)).square() * inside).sum().backward()
 
     for name, work in {"pixel losses": pixel_losses, "LoRM": lorm, "torch's attention": attention}.items():
-        machine.figures[name] = _measured(machine, work)["ms"]
+        machine.figures[name] = _measured(machine, lambda work=work: work)["ms"]
     with mock.patch.object(criterion_module, "find_kernel", return_value=None):
-        machine.figures["pixel losses in bands"] = _measured(machine, pixel_losses)["ms"]
+        machine.figures["pixel losses in bands"] = _measured(machine, lambda: pixel_losses)["ms"]
     return ", ".join(f"{name} {ms:.2f}" for name, ms in machine.figures.items() if name not in _size(machine))
 
 
-def _table(machine: Machine, amps: Sequence[str], *, compiled: bool = False) -> str:
-    """Measure ways of a step in turn, each at the same batch size, and return one against torchvision's best."""
+def _table(machine: Machine, amp: str, *, compiled: bool = False) -> str:
+    """Measure the ways of a step, one after another. Return the time of our fastest deeplabv3 over torchvision's."""
     torch.backends.cudnn.benchmark = True  # as both training loops do
-    lines = []
-    for amp in amps:
-        options: dict = _size(machine) | {"device": machine.device, "amp": amp, "compiled": compiled}
-        ways: dict[str, Callable[[], step.Step]] = {}
-        for name, peer in step.PEERS.items():
-            if importlib.util.find_spec(peer.package) and not (compiled and name != "torchvision"):
-                if not compiled:
-                    ways[name] = partial(step.peer_loop, peer, **options)
-                ways[f"{name}, channels-last"] = partial(step.peer_loop, peer, **options, channels_last=True)
-        for name in ("deeplabv3", "res50_ASPP_lorm") if compiled else step.MODEL_TYPES:  # each compilation takes long
-            ways[name] = partial(step.ours, name, **options, fused=False)
+    options: dict = _size(machine) | {"device": machine.device, "amp": amp, "compiled": compiled}
+    ways: dict[str, Callable[[], step.Step]] = {}
+    for name, peer in step.PEERS.items():
+        if importlib.util.find_spec(peer.package) and not (compiled and name != "torchvision"):
             if not compiled:
-                ways[f"{name}, fused"] = partial(step.ours, name, **options)
-            if machine.on_gpu:
-                ways[f"{name}, graph"] = partial(step.ours, name, **options, fused=False, graph=True)
-        found = {name: _measured(machine, make()) for name, make in ways.items()}
-        title = f"--amp {amp}{', compiled' * compiled}"
-        machine.figures[title] = found
-        best, ours = (
-            min((row for name, row in found.items() if name.startswith(start)), key=lambda row: row["ms"])
-            for start in ("torchvision", "deeplabv3")
-        )
-        lines.append(f"{title}: {ours['ms'] / best['ms']:.2f} of the time of torchvision's best")
-    return "deeplabv3, " + "; ".join(lines)
+                ways[name] = partial(step.peer_loop, peer, **options)
+            ways[f"{name}, channels-last"] = partial(step.peer_loop, peer, **options, channels_last=True)
+    for name in ("deeplabv3", "res50_ASPP_lorm") if compiled else step.MODEL_TYPES:  # each compilation takes long
+        ways[name] = partial(step.ours, name, **options, fused=False)
+        if not compiled:
+            ways[f"{name}, fused"] = partial(step.ours, name, **options)
+        if machine.on_gpu:
+            ways[f"{name}, graph"] = partial(step.ours, name, **options, fused=False, graph=True)
+    found = {name: _measured(machine, make) for name, make in ways.items()}
+    machine.figures[f"--amp {amp}{', compiled' * compiled}"] = found
+    best, ours = (
+        min(row["ms"] for name, row in found.items() if name.split(",")[0] == kind)
+        for kind in ("torchvision", "deeplabv3")
+    )
+    return f"deeplabv3, --amp {amp}: {ours / best:.2f} of the time of torchvision's best"
 
 
 def _size(machine: Machine) -> dict[str, int]:
@@ -135,16 +146,23 @@ def _size(machine: Machine) -> dict[str, int]:
     return size
 
 
-def _measured(machine: Machine, run: step.Step) -> dict[str, float]:
-    """Return {"ms" of a step, "cpu_ms" until the CPU has launched it, "launches" of kernels, "gib" at the peak}."""
+def _measured(machine: Machine, make: Callable[[], Callable[[], object]]) -> dict[str, float]:
+    """Return figures of a step that make() returns.
+
+    "ms": the time of a step. "cpu_ms": until the CPU has launched it. "launches": of kernels and graphs. "gib": the
+    peak of allocated memory. "reserved": of memory that torch holds, with the memory of graphs.
+    """
     calls, cuda = (5, torch.cuda) if machine.on_gpu else (1, None)
+    run = make()
     for _ in range(2):
         run()
     machine.synchronize()
     start = time.perf_counter()
     run()
-    found = {"cpu_ms": 1e3 * (time.perf_counter() - start), "launches": 0.0, "gib": 0.0}
+    found = {"cpu_ms": 1e3 * (time.perf_counter() - start), "launches": 0.0, "gib": 0.0, "reserved": 0.0}
     if cuda is not None:
+        cuda.synchronize()
+        cuda.empty_cache()  # what cuDNN's search has taken
         cuda.reset_peak_memory_stats()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             run()
@@ -152,7 +170,7 @@ def _measured(machine: Machine, run: step.Step) -> dict[str, float]:
         found["launches"] = sum("Launch" in event.name for event in profile.events())
     found["ms"] = 1e3 / calls * statistics.median(_seconds(machine, run, calls) for _ in range(3))
     if cuda is not None:
-        found["gib"] = cuda.max_memory_allocated() / 2**30
+        found |= {"gib": cuda.max_memory_allocated() / 2**30, "reserved": cuda.max_memory_reserved() / 2**30}
         del run
         gc.collect()
         cuda.empty_cache()

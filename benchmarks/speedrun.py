@@ -1,9 +1,10 @@
-"""The speedrun of benchmarks/SPEEDRUN.md: how long a training run takes until its validation mIoU is 68.0.
+"""How long a training run takes until its validation mIoU on CamVid is 68.0: a row of benchmarks/SPEEDRUN.md.
 
 python benchmarks/speedrun.py --dataset_path CAMVID --pretrained FILE [--seeds 0 1 2] [flags of train.py]
 
-Trains with configs/camvid_lite0.yaml and these flags, once for each seed, and prints the seconds from the start of the
-command to the first validation that reaches the target, and a row of the table. A run ends there.
+Trains with configs/camvid_lite0.yaml and these flags, once for each seed. A run ends at the first validation that
+reaches the target, or at its own end. Prints the time from the start of the command to each validation, then the row,
+with the minutes to the target.
 """
 
 import argparse
@@ -24,7 +25,8 @@ TARGET = 0.68
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style, allow_abbrev=False)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="[%(default)s]")
     args, flags = parser.parse_known_args()
     flags = ["--config", str(ROOT / "configs/camvid_lite0.yaml"), *flags]
@@ -55,8 +57,9 @@ def run(flags: list[str], folder: Path) -> tuple[float, list[tuple[float, float]
         process.wait()
     # The last line may have come between the last look and the end.
     found += [(time.monotonic() - start, miou) for miou in read_scores(folder / "metrics.jsonl")[len(found) :]]
-    assert found, f"train.py ended with {process.returncode} before its first validation"
-    return (found[-1][0] if found[-1][1] >= TARGET else 0.0), found
+    reached = [at for at, miou in found if miou >= TARGET]
+    assert reached or process.returncode == 0, f"train.py ended with {process.returncode}"
+    return (reached[0] if reached else 0.0), found
 
 
 def read_scores(file: Path) -> list[float]:

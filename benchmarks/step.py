@@ -1,12 +1,13 @@
-"""A training step on the CPU: ours against torchvision's own loop, and against the release's five losses and LoRM.
+"""A training step on the CPU: ours against torchvision's loop, SMP's model, and the release's five losses and LoRM.
 
 python benchmarks/step.py    # the table of benchmarks/RESULTS.md
 
 One process, a batch of random images and labels. A step is forward, losses, backward and SGD with momentum, without
 the loader. The peers are torchvision's deeplabv3_resnet50 and SMP's DeepLabV3+, with cross entropy of full-size logits:
-in contiguous float32, as in torchvision's references/segmentation/train.py, and in channels-last order, which a user
-gets by one line. "plain" is our model from separate modules, with losses and LoRM written as the release does: logits
-at full size, and all (H*W)^2 similarities. Our losses must equal plain's.
+in contiguous float32, as in torchvision's references/segmentation/train.py, and with model and images in channels-last
+order. SMP's head has separable convolutions: 92 instead of our 155 billion products for an image of 465. "plain" is our
+model from separate modules, with losses and LoRM written as the release does: logits at full size, and all (H*W)^2
+similarities. Our losses must equal plain's.
 """
 
 import argparse
@@ -104,7 +105,7 @@ def ours(
             outputs = model(here.image, here.foreground)
         return criterion(outputs, here, divisors)[0]
 
-    return step_of(model, forward, fused=device.type == "cuda")
+    return step_of(model, forward, fused_update=device.type == "cuda", keeps_gradients=graph)
 
 
 def torchvision_model() -> nn.Module:
@@ -116,7 +117,7 @@ def torchvision_model() -> nn.Module:
 
 
 def smp_model() -> nn.Module:
-    """Return segmentation_models.pytorch's DeepLabV3+ at output stride 8, as ours."""
+    """Return segmentation_models.pytorch's DeepLabV3+ at output stride 8."""
     import segmentation_models_pytorch as smp
 
     options = {"encoder_weights": None, "encoder_output_stride": 8, "classes": NUM_CLASSES}
@@ -126,7 +127,7 @@ def smp_model() -> nn.Module:
 class Peer(NamedTuple):
     package: str
     build: Callable[[], nn.Module]
-    multiple: int  # of which image sizes must be; crops are made smaller, in the peer's favour
+    multiple: int  # image sides must be multiples of this; crops are rounded down, in the peer's favour
 
 
 PEERS = {
@@ -145,7 +146,7 @@ def peer_loop(
     channels_last: bool = False,
     compiled: bool = False,
 ) -> Step:
-    """Return a step of a peer's model with torchvision's loop. channels_last: with the line that a user would add."""
+    """Return a step of a peer's model with torchvision's loop. channels_last: model and images are in this order."""
     batch = batch_of(batchsize, crop_size - crop_size % peer.multiple)
     image, label = normalised(batch.image, our_model("deeplabv3")), batch.maps["label"].long()
     order = torch.channels_last if channels_last else torch.contiguous_format
@@ -196,13 +197,15 @@ def normalised(images: Tensor, model: Segmenter) -> Tensor:
     return ((images.permute(0, 3, 1, 2) - model.mean) / model.std).contiguous()
 
 
-def step_of(model: nn.Module, forward: Callable[[], Tensor], *, fused: bool = False) -> Step:
-    optimizer = make_optimizer("sgd", [{"params": list(model.parameters())}], fused=fused, **SGD)
+def step_of(
+    model: nn.Module, forward: Callable[[], Tensor], *, fused_update: bool = False, keeps_gradients: bool = False
+) -> Step:
+    optimizer = make_optimizer("sgd", [{"params": list(model.parameters())}], fused=fused_update, **SGD)
     first: list[float] = []
 
     def step() -> list[float]:
         loss = forward()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not keeps_gradients)
         loss.backward()
         optimizer.step()
         if not first:

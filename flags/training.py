@@ -110,12 +110,13 @@ class TrainModelFlags:
     fused_blocks: str = flag(
         "auto",
         "fuse batch norm, ReLU and convolution, so that the backward pass keeps about half as much; off is faster on a "
-        "GPU; auto: off on a GPU with enough memory, else on",
+        "GPU; auto: off for a ResNet on a GPU with enough memory, else on",
         choices=("auto", "on", "off"),
     )
     cuda_graph: bool = flag(
         False,
-        "capture the network as CUDA graphs in training, so that the GPU does not wait for a slow CPU",
+        "capture the network as CUDA graphs in training, so that the GPU does not wait for a slow CPU; with several "
+        "GPUs, add --sync_bn off",
         needs=("--no_grad_checkpointing", lambda flags: not flags.grad_checkpointing),
     )
     compile: bool = flag(

@@ -10,33 +10,43 @@ from torch import Tensor, nn
 
 from models.layers.norm import BatchNorm2d
 from models.segmenter import Segmenter
-from support.errors import in_one_line
+from support.errors import UserError, in_one_line
+
+DEVICES = ("cuda",)  # that have graphs
 
 log = logging.getLogger("segtrain")
 
 
 def capture_network(model: Segmenter, images: Tensor, dtype: torch.dtype | None) -> None:
-    """Let the model's training, in place, replay Segmenter.network() and its backward pass as CUDA graphs.
+    """Capture Segmenter.network() and its backward pass as CUDA graphs, and make the model replay them in training.
 
-    images: a batch of the size of every later one, on the model's device. dtype: autocast's; None: float32. LoRM and
-    the losses, whose work depends on the labels, stay outside. The backward pass writes gradients to fixed memory. So
-    each parameter gets a .grad of its own here, which must not become None: else a second micro-batch would overwrite
-    the first one's gradients. Evaluation and copies of the model do not replay. If capturing fails, for example because
-    the network waits for the GPU, log a warning and leave the model as it is.
+    images: an example on the model's device; all later batches need its shape. dtype: autocast's; None: float32. LoRM
+    and the losses stay outside, because their work depends on the labels. Evaluation and copies of the model do not
+    replay. Python's work, such as a branch that depends on a step count, is done once, here.
+
+    A replay always writes gradients to the same memory. If a .grad were None, autograd would use that memory as .grad,
+    and the next micro-batch would overwrite it. So each .grad is allocated here, and must be set to 0, not to None.
+
+    Without a GPU, or with batch norm over processes, log a warning and leave the model as it is. Raises UserError if
+    capturing fails, for example because the network waits for the GPU: CUDA's state is then undefined.
     """
-    if any(norm.synchronized for norm in model.modules() if isinstance(norm, BatchNorm2d)):
-        log.warning("--cuda_graph: cannot capture batch norm over processes, so goes on without: use --sync_bn off")
+    if images.device.type not in DEVICES:
+        log.warning("--cuda_graph is ignored: it needs a GPU")
         return
-    statistics = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()  # the warm-up steps measure
+    if any(norm.synchronized for norm in model.modules() if isinstance(norm, BatchNorm2d)):
+        log.warning("--cuda_graph is ignored: batch norm over processes cannot be captured; add --sync_bn off")
+        return
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # Let cuDNN choose its algorithms in the warm-up steps before the capture.
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
     try:
         replay: Any = torch.cuda.make_graphed_callables(_Network(model.train(), dtype), (images,))
     except (RuntimeError, AssertionError) as error:
-        log.warning(f"--cuda_graph: capturing failed, so the run goes on without it: {in_one_line(error)}")
-        return
-    finally:
-        for buffer, value in statistics:
-            buffer.copy_(value)
+        raise UserError(
+            f"--cuda_graph: this network cannot be captured ({in_one_line(error)}): drop the flag"
+        ) from None
+    for buffer, value in buffers:  # the warm-up steps have changed batch norm's statistics
+        buffer.copy_(value)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
@@ -44,7 +54,7 @@ def capture_network(model: Segmenter, images: Tensor, dtype: torch.dtype | None)
 
 
 class _Network(nn.Module):
-    """Segmenter.network() with the parameters that it uses, but without deepest features that LoRM does not need."""
+    """Segmenter.network() with the parameters that it uses. It returns the deepest features only if there is a LoRM."""
 
     def __init__(self, model: Segmenter, dtype: torch.dtype | None):
         super().__init__()
@@ -52,15 +62,15 @@ class _Network(nn.Module):
         self._run, self._num_outputs, self._dtype = model.network, 1 if model.lorm is None else 2, dtype
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        # Under autocast here, not around the capture, which includes the backward pass: autocast would lower the
-        # float32 products of models.layers there. torch asks for no cache.
+        # Autocast around the forward pass only: around the capture, it would also cover the backward pass, and lower
+        # the float32 products of models.layers. make_graphed_callables() forbids autocast's cache.
         with torch.autocast(images.device.type, self._dtype, self._dtype is not None, cache_enabled=False):
             return self._run(images)[: self._num_outputs]
 
 
 @dataclass(frozen=True)
 class _Replay:
-    """The captured network. A copy of the model has other weights, so it gets None."""
+    """The captured network. Copies of the model get None instead, because the graphs use this model's weights."""
 
     network: Callable[[Tensor], tuple[Tensor, ...]]
 

@@ -1,4 +1,4 @@
-"""CUDA graphs without a GPU: torch.cuda.make_graphed_callables() on the CPU, with its own code around our recording.
+"""CUDA graphs without a GPU: torch's make_graphed_callables() runs on the CPU, and only what it calls is replaced.
 
 As in a CUDA graph, only operations on tensors are recorded, not Python's work, and a replay reads and writes the same
 memory each time.
@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from models import captured
 
 
 class Graph:
@@ -55,6 +57,7 @@ def record(graph: Graph, **_) -> Iterator[None]:
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Let torch.cuda record graphs of operations on the CPU, in this process, and count replays from 0."""
+    patch.setattr(captured, "DEVICES", ("cpu",))
     patch.setattr(Graph, "replays", 0)
     patch.setattr(torch.cuda, "CUDAGraph", Graph)
     patch.setattr(torch.cuda, "graph", record)

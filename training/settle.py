@@ -164,7 +164,7 @@ def take_recipe(
         sizes = [any_header(path).size for path in dict.fromkeys(some)]
         device, memory = CPU, 0.0
         if group.device.type == "cuda":
-            device, memory = CUDA, gpu_memory(group.device)
+            device, (_, memory) = CUDA, gpu_memory(group.device)
         large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
         options: dict = {"memory": memory, "world_size": group.world_size, "large": large}
         options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}

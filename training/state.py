@@ -38,7 +38,7 @@ class TrainState:
     validated: int = 0  # the step of the last validation
     best_score: float = -1.0  # of deciding_score(); -1: none yet
     validations_since_best: int = 0
-    keeps_gradients: bool = False  # set gradients to 0, not to None, as models.captured needs it
+    keeps_gradients: bool = False  # zero_grad() sets them to 0, not to None: CUDA graphs need it
     clip_grad: float = 0.0  # of --clip_grad; 0: gradients are not clipped
     grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
     origin: dict[str, float] = field(default_factory=dict)  # Schedule.origin

@@ -4,7 +4,8 @@ The model predicts class l for a pixel, and class c with probability p_c. If the
 negative of c and a false positive of l, and lowers their IoUs by about 1 / A_c and 1 / A_l. So its expected cost is
 the sum of p_c (1 / A_c + 1 / A_l) over the other classes c. A_c is the area of class c in all images, by the model. The
 value of a place is the sum of the costs over the pixels of a window that have its predicted class: we assume that a
-stroke there corrects all of them. benchmarks/RESULTS.md compares other criteria.
+stroke there corrects all of them. A connected part of the prediction that already has a stroke of its class counts
+less, because another object teaches more. benchmarks/RESULTS.md compares other criteria.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from inference.pseudo.labelling import Stroked
 from support.labels import IGNORE
 
 REACH = 0.04  # half the side of a window, as a share of the grid's longer side
-DRAWN = 0.2  # weight of a part of the prediction with a stroke of its class: new objects teach more than known ones
+DRAWN = 0.2  # weight of a connected part that already has a stroke of its class
+APART = 3  # least distance of two places of an image, in REACH
 MISTAKE = 0.1  # weight of the classes' areas beside the probabilities: a sure model can be wrong, too
 PER_CLASS = 4  # most places of an image for each predicted class
 SIGMA_COLOUR = 10.0  # in CIELAB; scale of the similarity of two colours
@@ -29,7 +31,8 @@ class Place(NamedTuple):
 
     label: its predicted class. chances: (C,) the probability of each class, summed over the window's pixels that have
     the class `label`, and divided by the number of pixels of the image; 0 for `label`. size: the number of these
-    pixels, divided likewise. colour: (3,) their mean, in CIELAB.
+    pixels, divided likewise. Both are times DRAWN if the place is in a part with a stroke. colour: (3,) the pixels'
+    mean, in CIELAB.
     """
 
     row: int
@@ -94,7 +97,7 @@ def find_places(item: Stroked, probs: Tensor) -> tuple[list[Place], np.ndarray]:
             mass[_box(row, column, 2 * reach)] = 0
     # Places of two classes may come together at the border of their parts.
     apart: list[Place] = []
-    least = 3 * reach * item.scribble.shape[0] / height
+    least = APART * reach * item.scribble.shape[0] / height
     for place in sorted(places, key=lambda place: -place.chances.sum()):
         if all(max(abs(place.row - one.row), abs(place.column - one.column)) > least for one in apart):
             apart.append(place)
