@@ -26,7 +26,6 @@ import torch
 from data.classes import Classes, read_classes
 from data.images import Header, several_frames
 from data.images.reader import HAVE_8_BITS
-from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed.group import Group
 from inference.exporting.onnx import OnnxModel
@@ -143,7 +142,7 @@ def predict(
     batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
     files = [(name, inputs[name]) for name in names]
     read_batch = partial(read_inputs, reader=model.reader)
-    loader = make_loader(Loader, files, flags, group, batch_sampler=batches, collate_fn=read_batch)
+    loader = make_loader(files, flags, group, batch_sampler=batches, collate_fn=read_batch)
     failures: list[UserError] = []
     flat: list[Path] = []
 

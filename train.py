@@ -26,7 +26,7 @@ import torch
 
 import utils
 from data.classes import Classes
-from data.loader import EvalLoader, TrainLoader, batched
+from data.loader import Loader, batched
 from distributed import checks
 from distributed.group import Group, Stopped, gradient_sync
 from distributed.precision import autocast
@@ -115,8 +115,8 @@ class Trainer:
     state: TrainState
     criterion: Criterion
     schedule: Schedule
-    train_loader: TrainLoader
-    val_loader: EvalLoader
+    train_loader: Loader
+    val_loader: Loader
     classes: Classes
 
     def fit(self) -> int:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, overload
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ import models
 from data import histogram
 from data.dataset import EvalSet, SegmentationDataset, TrainSet, identity_collate
 from data.layout import Split
-from data.loader import EvalLoader, TrainLoader
+from data.loader import Loader
 from data.sampler import EvalBatches, TrainSampler
 from distributed.checks import digest
 from distributed.group import Group
@@ -64,11 +63,7 @@ def set_deterministic(deterministic: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it takes time
 
 
-@overload
-def get_loader(cfg: Config, split: Literal["train"], group: Group, files: Split | None = None) -> TrainLoader: ...
-@overload
-def get_loader(cfg: Config, split: Literal["val"], group: Group, files: Split | None = None) -> EvalLoader: ...
-def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> TrainLoader | EvalLoader:
+def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> Loader:
     """Return a DataLoader over this process's share of the training or validation split. Collective.
 
     split: "train" or "val". files: the split's files; None: find them. Raises UserError if files are missing, or if
@@ -82,7 +77,7 @@ def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None
     return loader
 
 
-def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
+def get_train_loader(cfg: Config, group: Group, files: Split) -> Loader:
     # The loader's workers compute what depends on labels only: in a step, the CPU would have to wait for the GPU.
     derive: dict[str, tuple[str, Callable]] = {}
     if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
@@ -107,10 +102,10 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> TrainLoader:
         repeat=cfg.repeat,
     )
     batches: dict = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": identity_collate}
-    return make_loader(TrainLoader, dataset, cfg, group, **batches)
+    return make_loader(dataset, cfg, group, **batches)
 
 
-def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> EvalLoader:
+def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> Loader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective.
 
     split: name of the list or subfolder. files: see get_loader(). Raises UserError if files are missing, or if a list
@@ -126,7 +121,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None =
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
     options: dict = {"batch_sampler": batches, "collate_fn": identity_collate}
-    return make_loader(EvalLoader, dataset, cfg, group, workers=cfg.val_workers, **options)
+    return make_loader(dataset, cfg, group, workers=cfg.val_workers, **options)
 
 
 def get_model(

@@ -100,10 +100,9 @@ class TrainSet(SegmentationDataset):
         computed_maps: Mapping[str, tuple[str, Callable]] | None = None,
         derived_fields: Mapping[str, tuple[str, Callable[[Tensor], Any]]] | None = None,
         seed: int = 0,
-        label_map: LabelMap | None = None,
-        reader: ImageReader = ImageReader(),  # noqa: B008
+        **reading: Any,
     ):
-        super().__init__(split, num_classes, label_map=label_map, reader=reader)
+        super().__init__(split, num_classes, **reading)
         self.transform, self.seed = transform, seed
         self.computed_maps, self.derived_fields = computed_maps or {}, derived_fields or {}
 

@@ -83,10 +83,6 @@ class Split:
         return {kind for kind, folder in self.folders.items() if kind != "image" and folder.resolve() == images}
 
     @property
-    def names(self) -> list[str]:
-        return self.pairs[0]
-
-    @property
     def files(self) -> list[dict[str, Path]]:
         return self.pairs[1]
 

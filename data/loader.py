@@ -6,43 +6,32 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 import cv2
 import torch
 from torch.utils.data import DataLoader
 
-from data.dataset import EvalSet, TrainSet
-from data.sampler import EvalBatches, TrainSampler
 from support.processes import end_with_parent, num_cores, starting
 from support.signals import SIGNALS
 
 
 class Loader(DataLoader):
-    """DataLoader whose workers survive a signal that arrives while they start."""
+    """DataLoader whose workers survive a signal that arrives while they start.
+
+    Over a TrainSet, it gives shuffled, augmented batches, each a support.batch.Batch, whose H and W are --crop_size;
+    sampler.set_position(epoch, samples) chooses the epoch and the number of samples to skip. Over an EvalSet, it gives
+    batches of images of one size, each a support.batch.EvalBatch, whose `indices` refer to dataset.names; each image
+    occurs once over all processes, whose number changes no batch.
+    """
+
+    dataset: Any
+    sampler: Any
+    batch_sampler: Any
 
     def __iter__(self):
         with starting():  # a worker ignores signals only once _start_worker() has run
             return super().__iter__()
-
-
-class TrainLoader(Loader):
-    """DataLoader of shuffled, augmented training batches, each a support.batch.Batch. H and W are --crop_size.
-
-    sampler.set_position(epoch, samples) chooses the epoch and the number of samples to skip.
-    """
-
-    dataset: TrainSet
-    sampler: TrainSampler
-
-
-class EvalLoader(Loader):
-    """DataLoader of evaluation batches, each a support.batch.EvalBatch. Its `indices` refer to dataset.names.
-
-    All images of a batch have one size. Each image occurs once over all processes, whose number changes no batch.
-    """
-
-    dataset: EvalSet
-    batch_sampler: EvalBatches
 
 
 def loader_options(

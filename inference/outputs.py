@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from data.classes import Classes
-from data.images import label_png
+from data.images import encode, label_png
 from data.overlays import JPEG_QUALITY, overlay, with_legend
 from distributed.group import Stopped
 from inference.inputs import OUTPUT_NOTE
@@ -91,9 +91,7 @@ class Outputs:
             np.save(buffer, probs)
             write_atomic(self.path("probs", name), buffer.getbuffer(), parents=True)
         if self.overlays:
-            painted, buffer = overlay(image, label, self.classes.colours, self.background), io.BytesIO()
-            Image.fromarray(with_legend(painted, label, self.classes, self.background)).save(
-                buffer, "JPEG", quality=JPEG_QUALITY
-            )
-            write_atomic(self.path("overlays", name), buffer.getbuffer(), parents=True)
+            painted = overlay(image, label, self.classes.colours, self.background)
+            picture = Image.fromarray(with_legend(painted, label, self.classes, self.background))
+            write_atomic(self.path("overlays", name), encode(picture, "JPEG", quality=JPEG_QUALITY), parents=True)
         write_atomic(self.path("masks", name), label_png(label, self.classes.colours), parents=True)

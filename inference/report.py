@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from PIL import Image
 
 from data.classes import Classes, read_classes
 from data.dataset import EvalSet
+from data.images import encode
 from data.images.files import decode_bytes
 from data.overlays import contours, to_hex
 from flags import Config
@@ -195,6 +195,4 @@ def _palette_png(indices: np.ndarray, palette: np.ndarray, **options) -> str:
 
 def data_url(picture: Image.Image, kind: str, **options) -> str:
     """Return a picture as a data: URL. kind: "png" or "jpeg". options: for PIL."""
-    file = io.BytesIO()
-    picture.save(file, kind, **options)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+    return f"data:image/{kind};base64,{base64.b64encode(encode(picture, kind, **options)).decode('ascii')}"

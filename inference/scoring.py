@@ -9,7 +9,7 @@ from torch import Tensor
 
 from data.classes import Classes
 from data.images import label_png
-from data.loader import EvalLoader
+from data.loader import Loader
 from data.overlays import panel
 from distributed.group import Group
 from inference.predictor import ImagePredictor, Step, each_batch
@@ -53,7 +53,7 @@ class Evaluation:
 
 
 def evaluate_split(
-    predictor: ImagePredictor, loader: EvalLoader, group: Group, title: str, *, keep_pictures: bool = False
+    predictor: ImagePredictor, loader: Loader, group: Group, title: str, *, keep_pictures: bool = False
 ) -> Evaluation:
     """Predict each image of a split once, over all ranks, and return their Evaluation. Collective.
 

@@ -72,7 +72,7 @@ class CustomNetwork(Backbone):
             raise UserError(f"--model_type {self.source}: returned a {type(net).__name__}, not a torch.nn.Module")
         tensors = [*net.parameters(), *net.buffers()]
         problems = {
-            "has lazy layers: give them their sizes": any(map(is_lazy, tensors)),
+            "has lazy layers: give them their sizes": any(map(nn.parameter.is_lazy, tensors)),
             "has no parameters to train": not any(True for _ in net.parameters()),
         }
         if not any(problems.values()):
@@ -155,11 +155,6 @@ class CustomNetwork(Backbone):
             log.info(
                 f"frozen, because the logits do not depend on them: {', '.join(unused[:4])}{' ...' * (len(unused) > 4)}"
             )
-
-
-def is_lazy(value: Tensor) -> bool:
-    """Return whether a parameter or buffer of a lazy layer has no shape yet."""
-    return isinstance(value, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer)
 
 
 def in_own_network(name: str) -> str:

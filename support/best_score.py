@@ -21,11 +21,6 @@ def deciding_score(scores: Mapping[str, Any], class_names: Sequence[str], backgr
     return f"IoU of {class_label(number, class_names)}", scores["iou"][number]
 
 
-def is_better(score: float, best: float) -> bool:
-    """Return whether `score` replaces the best score of the earlier validations."""
-    return score > best
-
-
 def class_label(number: int, class_names: Sequence[str]) -> str:
     """Return a class's number and name for messages, such as "class 1 (car)"; "class 1" if it has no other name."""
     name = class_names[number]

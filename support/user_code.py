@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from support.errors import UserError, in_one_line
+from support.files import sha256
 
 SMP = "smp:"  # in front of the name of a network of segmentation_models.pytorch
 _CODE = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
@@ -60,11 +61,8 @@ def load(flag: str, text: str) -> UserCode:
             ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_") or "nothing"
         )
         raise UserError(f"{flag} {text}: {place} has no {name}; it has {present}")
-    import hashlib  # loads OpenSSL, which --help need not wait for
-
     file = getattr(module, "__file__", None)
-    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
-    return UserCode(getattr(module, name), digest)
+    return UserCode(getattr(module, name), sha256(Path(file)) if file else "")
 
 
 def describe(error: BaseException) -> str:

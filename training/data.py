@@ -3,16 +3,14 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch.utils.data import DataLoader
+from typing import Any
 
 from data import demo
 from data.distance import pseudo_distance, scribble_distance
 from data.images.reader import ImageReader
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, find_split
-from data.loader import loader_options
+from data.loader import Loader, loader_options
 from data.transforms import CentreCrop, ColourJitter, OwnTransform, TrainTransform, load_transform
 from distributed.group import Group
 from flags import Config
@@ -23,8 +21,6 @@ DEMO_ROOT = Path("dataset/demo")
 
 # {distance map: (the map to compute it from, the function)}, used if no folder has the distance map.
 COMPUTE = {"distance_s": ("label", scribble_distance), "distance_c": ("pseudo", pseudo_distance)}
-
-Loader = TypeVar("Loader", bound=DataLoader)
 
 
 def prepare_demo_data(cfg: Config, group: Group) -> None:
@@ -103,14 +99,12 @@ def reading(cfg: Config) -> dict[str, Any]:
     return {"label_map": get_label_map(cfg), "reader": ImageReader(**cfg.reading)}
 
 
-def make_loader(
-    kind: type[Loader], dataset: Any, flags: LaunchFlags, group: Group, *, workers: int = -1, **batches
-) -> Loader:
-    """Return a DataLoader of class `kind` with the loader processes that the flags ask for.
+def make_loader(dataset: Any, flags: LaunchFlags, group: Group, *, workers: int = -1, **batches) -> Loader:
+    """Return a Loader with the loader processes that the flags ask for.
 
     dataset: a Dataset, or a list. workers: replaces --workers, unless it is -1. batches: keyword arguments such as
     sampler and batch_size.
     """
     options: dict = {"pin_memory": flags.pin_memory, "prefetch_factor": flags.prefetch_factor}
     workers = flags.workers if workers < 0 else workers
-    return kind(dataset, **batches, **loader_options(workers, group.device, group.local_world_size, **options))
+    return Loader(dataset, **batches, **loader_options(workers, group.device, group.local_world_size, **options))

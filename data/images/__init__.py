@@ -182,6 +182,11 @@ def label_png(label: np.ndarray, colours: np.ndarray | None = None) -> bytes:
     picture = Image.fromarray(label)
     if colours is not None:
         picture.putpalette(colours.tobytes())
+    return encode(picture, "PNG")
+
+
+def encode(picture: Image.Image, kind: str, **options) -> bytes:
+    """Return the content of a file of PIL's format `kind`. options: for PIL."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    picture.save(buffer, kind, **options)
     return buffer.getvalue()

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from data.dataset import SegmentationDataset
 from data.images import label_png, read_label
-from data.loader import Loader
 from data.sampler import EvalBatches
 from distributed import checks
 from distributed.group import Group
@@ -128,7 +127,7 @@ def predict_images(
     batches = EvalBatches(sizes, batch_size=predictor.images_at_once, **options)
     pending = [batch for batch in batches if any(map(is_pending, batch))]
     read = partial(read_stroked, dataset)
-    loader = make_loader(Loader, range(len(dataset)), flags, group, batch_sampler=pending, collate_fn=read)
+    loader = make_loader(range(len(dataset)), flags, group, batch_sampler=pending, collate_fn=read)
 
     def run(batch: list[Stroked], step: Step) -> None:
         use(batch, predict(batch, predictor, dataset.num_classes, group.device, step).cpu())

@@ -25,24 +25,19 @@ NUM_COLOURS = 64  # colours of a mask to keep, the most frequent ones
 class FileFacts:
     """What was measured of one file. size: (height, width) as training sees it; (0, 0) if it cannot be read.
 
-    problems: (code, note) of each finding about this file by itself. turn: as in data.images.Header.
+    problems: (code, note) of each finding about this file by itself. turn: as in data.images.Header. sha: SHA-256 of
+    an image's shape and pixels in hex.
     """
 
     path: Path
     problems: list[tuple[str, str]] = field(default_factory=list)
     size: tuple[int, int] = (0, 0)
     turn: int = 1
+    sha: str = ""
 
     @property
     def is_readable(self) -> bool:
         return self.size != (0, 0)
-
-
-@dataclass
-class ImageFacts(FileFacts):
-    """What was measured of one image. sha: SHA-256 of shape and pixels in hex."""
-
-    sha: str = ""
 
 
 @dataclass
@@ -73,7 +68,7 @@ class Sample:
     """
 
     splits: tuple[str, ...]
-    image: ImageFacts
+    image: FileFacts
     labels: dict[str, LabelFacts]
 
 
@@ -88,21 +83,21 @@ def measure(item: Sample, reader: ImageReader, label_map: LabelMap | None = None
         return Sample(item.splits, _measure_image(item.image.path, reader), labels)
 
 
-def _measure_image(path: Path, reader: ImageReader) -> ImageFacts:
+def _measure_image(path: Path, reader: ImageReader) -> FileFacts:
     try:
         pixels, header = reader.read(path), reader.header(path)
         is_deep = header.dtype not in HAVE_8_BITS
         missing = np.isnan(sample(path, reader)).any(axis=1).mean() if is_deep else 0.0
         damage = "" if is_deep or is_tiff(path) else jpeg_damage(path)
     except UserError as error:
-        return ImageFacts(path, [("image-unreadable", str(error).removeprefix(f"{path}: "))])
+        return FileFacts(path, [("image-unreadable", str(error).removeprefix(f"{path}: "))])
     problems = [("image-frames", f"{header.frames} frames")] if header.frames > 1 else []
     problems += [("image-damaged", damage)] if damage else []
     problems += [("image-missing-values", f"{missing:.1%} of the pixels")] if missing else []
     is_flat = (pixels == pixels[0, 0]).all(axis=(0, 1))
     problems += [("image-of-one-value", "")] if (is_flat.any() if is_deep else is_flat.all()) else []
     sha = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-    return ImageFacts(path, problems, header.size, header.turn, sha)
+    return FileFacts(path, problems, header.size, header.turn, sha)
 
 
 def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:

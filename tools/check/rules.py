@@ -6,7 +6,7 @@ from data.classes import Classes
 from data.label_check import objects_as_255
 from support.labels import IGNORE
 from tools.check.findings import Findings
-from tools.check.measure import ImageFacts, LabelFacts, Sample, first_six
+from tools.check.measure import FileFacts, LabelFacts, Sample, first_six
 from tools.check.summary import Summary
 
 DENSE = 0.5  # strokes label a few percent of the pixels
@@ -48,7 +48,7 @@ def _check_values(label: LabelFacts, num_classes: int, colours: dict[str, int], 
         findings.add("label-out-of-range", label.path, note)
 
 
-def _check_size(label: LabelFacts, image: ImageFacts, findings: Findings) -> None:
+def _check_size(label: LabelFacts, image: FileFacts, findings: Findings) -> None:
     (height, width), (image_height, image_width) = label.size, image.size
     if label.size != image.size:
         is_turned = label.size == image.size[::-1] and max(label.turn, image.turn) > 4

@@ -16,7 +16,7 @@ from flags.shared import check_reading
 from support.errors import UserError
 from support.labels import MAPS
 from tools.check.findings import Findings
-from tools.check.measure import ImageFacts, LabelFacts, Sample
+from tools.check.measure import FileFacts, LabelFacts, Sample
 
 WHOLE = "all"  # the images of a data set that has no splits
 
@@ -121,7 +121,7 @@ def find_samples(
                 lacking.add(split.folders[kind])
         image = files["image"][0]
         labels = {kind: LabelFacts(paths[0]) for kind, paths in files.items() if kind != "image" and paths}
-        sample = samples.setdefault(image, Sample((), ImageFacts(image), {}))
+        sample = samples.setdefault(image, Sample((), FileFacts(image), {}))
         if sample.splits:
             findings.add("in-two-splits", image, f"{', '.join(sample.splits)} and {name}")
         sample.splits, sample.labels = (*sample.splits, name), sample.labels | labels

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from data.classes import Classes
 from data.images import IMAGE_SUFFIXES
 from data.layout import SCRIBBLES, list_folder
 from flags.declare import flag
@@ -73,7 +72,7 @@ def run(args: ConvertFlags) -> tuple[int, list[str]]:
     numbering = number_classes(source, unlabelled)
     folders = ("JPEGImages", SCRIBBLES) if args.scribbles else ("images", "masks")
     images, masks = (args.out / folder / args.split for folder in folders)
-    file, text = args.out / "classes.txt", Classes(numbering.names, numbering.colours).text()
+    file, text = args.out / "classes.txt", numbering.text()
     if os.path.lexists(file) and not (file.is_file() and read_bytes(file, MAX_BYTES) == text.encode()):
         raise UserError(
             f"{file}: lists other classes than this export: choose a new output folder, or convert this split with "

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from data.classes import Classes, read_classes, voc_colours
 from flags.declare import flag
 from support.errors import InputError, UserError
@@ -151,14 +149,12 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Numbering:
-    """The label values of a source's classes. names, colours: as in Classes.
+class Numbering(Classes):
+    """The label values of a source's classes.
 
     numbers: {class of the source, or None to ignore: label value}. unlabelled: the value of pixels without a class.
     """
 
-    names: list[str]
-    colours: np.ndarray
     numbers: dict[str | None, int]
     unlabelled: int
 

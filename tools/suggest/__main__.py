@@ -71,7 +71,7 @@ from tools.convert.formats.labelme import SUGGESTED
 from tools.convert.output import put_image
 from tools.convert.reading import list_name
 from tools.suggest import labelme
-from tools.suggest.page import Picture, figure, page
+from tools.suggest.page import figure, page
 from tools.suggest.places import Place, choose, find_places
 
 log = logging.getLogger("segtrain")
@@ -181,7 +181,7 @@ def write(
         dataset = sources[image.source]
         (item,) = read_stroked(dataset, [image.position])
         predicted = predictor.labels(torch.from_numpy(item.image)[None].to(device))[0].cpu().numpy()
-        figures.append(figure(Picture(image.name, item.image, item.scribble, predicted, places), classes, background))
+        figures.append(figure(image.name, item, predicted, places, classes, background))
         file = dataset.files[image.position]["image"]
         target = output / "labelme" / f"{image.name}{file.suffix.lower()}"
         put_image(target, file)

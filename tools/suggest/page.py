@@ -4,7 +4,6 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -12,6 +11,7 @@ from PIL import Image
 
 from data.classes import MAX_TEXT, Classes
 from data.overlays import JPEG_QUALITY, overlay, to_hex
+from inference.pseudo.labelling import Stroked
 from inference.report import data_url
 from support.files import read_text
 from support.labels import IGNORE
@@ -28,16 +28,6 @@ FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.55
 COLOURS = (255, 255, 255), (200, 0, 60)  # RGB; of a mark and of its outline
 
 
-class Picture(NamedTuple):
-    """An image to draw in. image: (H, W, 3) uint8 RGB. scribble, predicted: (H, W) uint8. places: with their ranks."""
-
-    name: str
-    image: np.ndarray
-    scribble: np.ndarray
-    predicted: np.ndarray
-    places: Sequence[tuple[int, Place]]
-
-
 def page(figures: Sequence[str], classes: Classes, *, masks: bool) -> str:
     """Return the HTML page, ASCII only. figures: results of figure(). masks: whether to draw masks, not strokes."""
     legend = "".join(
@@ -50,17 +40,25 @@ def page(figures: Sequence[str], classes: Classes, *, masks: bool) -> str:
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
-def figure(picture: Picture, classes: Classes, background: int | None) -> str:
-    """Return the HTML of an image: its places as a list, the image with its strokes, and the prediction over it."""
-    drawn = np.where((picture.scribble != IGNORE)[..., None], classes.colours[picture.scribble], picture.image)
-    painted = overlay(picture.image, picture.predicted, classes.colours, background)
+def figure(
+    name: str,
+    item: Stroked,
+    predicted: np.ndarray,
+    places: Sequence[tuple[int, Place]],
+    classes: Classes,
+    background: int | None,
+) -> str:
+    """Return the HTML of an image: its places as a list, the image with its strokes, and the prediction over it.
+
+    predicted: (H, W) uint8. places: with their ranks.
+    """
+    drawn = np.where((item.scribble != IGNORE)[..., None], classes.colours[item.scribble], item.image)
+    painted = overlay(item.image, predicted, classes.colours, background)
     names = [html.escape(name) for name in classes.names]
-    items = "".join(
-        f"<li><b>{rank}</b> {names[place.label]}, or {names[place.other]}</li>" for rank, place in picture.places
-    )
-    marked = [Image.fromarray(_marked(part, picture.places)) for part in (drawn, painted)]
+    items = "".join(f"<li><b>{rank}</b> {names[place.label]}, or {names[place.other]}</li>" for rank, place in places)
+    marked = [Image.fromarray(_marked(part, places)) for part in (drawn, painted)]
     shown = "".join(f'<img alt="" src="{data_url(part, "jpeg", quality=JPEG_QUALITY)}">' for part in marked)
-    return f"<figure><figcaption>{html.escape(picture.name)}<ul>{items}</ul></figcaption>{shown}</figure>"
+    return f"<figure><figcaption>{html.escape(name)}<ul>{items}</ul></figcaption>{shown}</figure>"
 
 
 def _marked(image: np.ndarray, places: Sequence[tuple[int, Place]]) -> np.ndarray:

@@ -8,7 +8,7 @@ from data.classes import Classes
 from data.dataset import SegmentationDataset
 from data.folders import left_out
 from data.images.resize import large_images
-from data.loader import EvalLoader
+from data.loader import Loader
 from distributed.group import Group, Stopped
 from flags import Config, as_words, changes, own_code, without_defaults
 from flags.loss_weights import loss_weights
@@ -64,7 +64,7 @@ def log_start(
     state: TrainState,
     schedule: Schedule,
     train_set: SegmentationDataset,
-    val_loader: EvalLoader,
+    val_loader: Loader,
     class_weights: list[float] | None,
 ) -> None:
     """Log everything that a run starts with. folder: the run's, or None on ranks other than 0, which log nothing."""
@@ -84,7 +84,7 @@ def log_start(
     log.info(f"writing to {folder}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
 
 
-def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: EvalLoader) -> None:
+def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: Loader) -> None:
     """Log the data set's path, its numbers of images and classes, and what is left out. Warn of large images."""
     images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
     unnamed = "" if cfg.classes else "; to name them, list the names in a text file, one a line: --classes FILE"

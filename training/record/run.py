@@ -1,6 +1,5 @@
 """One run of training on disk: its folder, log, metrics and checkpoints."""
 
-import io
 import logging
 import logging.handlers
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TextIO
 import numpy as np
 from PIL import Image
 
+from data.images import encode
 from data.overlays import JPEG_QUALITY
 from distributed import checks
 from distributed.group import Group
@@ -96,9 +96,8 @@ class Run:
             self._report = lambda: self.best_effort(f"{path} (the report)", lambda: write(path), retry=True)
 
     def _write_samples(self, draw: Callable[[], np.ndarray], file: Path) -> None:
-        picture, buffer = draw(), io.BytesIO()
-        Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY)
-        write_atomic(file, buffer.getvalue())
+        picture = draw()
+        write_atomic(file, encode(Image.fromarray(picture), "JPEG", quality=JPEG_QUALITY))
         if self.metrics.boards:
             self.metrics.boards.write(0, {}, {"train_images/augmented": picture})
         log.info(f"samples: {file}, as the network gets them, with their labels")

@@ -5,14 +5,14 @@ from itertools import islice
 import numpy as np
 
 from data.classes import Classes
-from data.loader import TrainLoader
+from data.loader import Loader
 from data.overlays import overlay, sheet
 from flags import Config
 
 NUM_SHOWN = 8  # samples in the picture
 
 
-def draw_samples(cfg: Config, loader: TrainLoader, classes: Classes) -> np.ndarray:
+def draw_samples(cfg: Config, loader: Loader, classes: Classes) -> np.ndarray:
     """Return a picture of the first training samples, (H, W, 3) uint8: each without and with its labels over it.
 
     The samples are those of the first batch, as the network gets them. They are loaded apart from the loader,
