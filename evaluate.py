@@ -69,7 +69,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     log.info(table(result.scores_with_interval, classes.names))
     name, score = deciding_score(result.scores, classes.names, cfg.background_class)
     if name != "mIoU":  # the table ends with the mIoU
-        log.info(f"{name} {100 * score:.2f}")
+        log.info(f"{name}: {100 * score:.2f}")
     predictions = gather_predictions(result, group) if flags.report else {}
     if group.is_main and flags.json:
         about = {"checkpoint": str(model.path), "split": split, "how": how, "classes": classes.names}

@@ -117,7 +117,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None =
     if number > 1 and split != cfg.train_split:
         raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
     # Ranks that list different files are found later, by distributed.checks.check_setup.
-    sizes = [size or (0, 0) for size in group.share_work(dataset.image_size, range(len(dataset)))]
+    sizes = [size or (0, 0) for size in group.share_work(dataset.checked_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
     options: dict = {"batch_sampler": batches, "collate_fn": identity_collate}

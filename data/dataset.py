@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.utils.data import Dataset, default_collate
 
 from data.histogram import count_batch
 from data.images import read_distance, read_label
+from data.images.deep import any_header
 from data.images.reader import ImageReader
 from data.images.resize import shrink
 from data.label_map import LabelMap
@@ -49,6 +51,14 @@ class SegmentationDataset(Dataset):
         """Return the (height, width) of an image in pixels. Raises UserError if its file cannot be read."""
         return self.reader.header(self.files[index]["image"]).size
 
+    def checked_size(self, index: int) -> tuple[int, int]:
+        """Return image_size(). Raises UserError if a label has another size or cannot be read."""
+        size, files = self.image_size(index), self.files[index]
+        for path in (path for name, path in files.items() if name != "image"):
+            if (found := any_header(path).size) != size:
+                raise mismatch(path, found, files["image"], size)
+        return size
+
     @property
     def listing(self) -> list[str]:
         """Return one line per sample: "kind=path" of each file, relative to the kind's folder, separated by spaces.
@@ -75,9 +85,17 @@ class SegmentationDataset(Dataset):
             is_distance = name.startswith("distance")
             maps[name] = read_distance(path) if is_distance else read_label(path, self.num_classes, self.label_map)
             if maps[name].shape != (height, width):
-                shape = "x".join(map(str, maps[name].shape[::-1]))
-                raise UserError(f"{path}: {shape} pixels, but its image {files['image']} has {width}x{height}")
+                raise mismatch(path, maps[name].shape, files["image"], (height, width))
         return maps
+
+
+def mismatch(label: Path, label_size: tuple[int, ...], image: Path, size: tuple[int, ...]) -> UserError:
+    """Return the error on a label whose (height, width) is not its image's."""
+    found, wanted = (f"{width}x{height}" for height, width in (label_size, size))
+    return UserError(
+        f"{label}: {found} pixels, but its image {image} has {wanted}: resize the label by nearest neighbour, or find "
+        "the right one"
+    )
 
 
 class TrainSet(SegmentationDataset):

@@ -23,7 +23,14 @@ from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
 ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs", "strokes-dense"}
-ELSEWHERE |= {"nothing-labelled", "one-class", "label-other-ending", "image-missing-values", "image-of-one-value"}
+ELSEWHERE |= {
+    "class-alike",
+    "nothing-labelled",
+    "one-class",
+    "label-other-ending",
+    "image-missing-values",
+    "image-of-one-value",
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +105,30 @@ def test_small_data_sets(tmp_path, masks, options, findings):
     for name, mask in masks.items():
         Drawn(tmp_path).pair(name, mask=mask)
     assert found(tmp_path, **options) == findings
+
+
+@pytest.mark.parametrize(
+    ("names", "is_alike"),
+    [
+        ("tree trea", True),
+        ("tree Tree", True),
+        ("car cars", True),
+        ("tree three", True),
+        ("tree true-ly", False),
+        ("lane1 lane2", False),
+        ("a1 a", False),
+    ],
+)
+@pytest.mark.parametrize("usual", [3, 4])
+def test_a_rare_class_that_is_spelt_almost_as_another(tmp_path, names, is_alike, usual):
+    """Class 1 is in 3 or 4 images, class 2 in one: 4 times are enough."""
+    drawn = Drawn(tmp_path)
+    for number in range(usual):
+        drawn.pair(f"train/{number}", mask=label(0, 1))
+    drawn.pair("val/last", mask=label(0, 2))
+    (tmp_path / "classes.txt").write_text("\n".join(["background", *names.split()]))
+    alike = [f"class {names.split()[1]}"] if is_alike and usual == 4 else []
+    assert found(tmp_path).get("class-alike", []) == alike
 
 
 def test_plain_folders_with_lists(tmp_path):

@@ -70,7 +70,11 @@ def test_classes_that_are_never_predicted_are_named():
     line = "never predicted: class 1 (car); always predicting class 0 has mIoU 30.00"
     assert missed_classes(result, names) == line
     assert f"  {line}" in table(result, names).splitlines()
-    assert missed_classes(scores(torch.tensor([[1, 1], [1, 1]])), ["0", "1"]) == ""
+    assert missed_classes(scores(torch.tensor([[5, 1], [1, 3]])), ["0", "1"]) == ""
+    # The object has 10 of 100 pixels, and 97 are called the object: IoU 10 / 97, where all 100 would have 10 / 100.
+    everywhere = scores(torch.tensor([[3, 87], [0, 10]]))
+    line = "class 1 (car) has an IoU of 10.31; always predicting it has 10.00"
+    assert missed_classes(everywhere, ["0", "car"]) == line
     rare = torch.diag(torch.tensor([91, *[0] * 9]))
     rare[1:, 0] = 1  # nine classes of one pixel, all called class 0
     text = missed_classes(scores(rare), [str(number) for number in range(10)])

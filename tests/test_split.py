@@ -1,6 +1,7 @@
 """python -m tools.split: classes are balanced, groups stay together, and the same seed gives the same lists."""
 
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,34 @@ def test_groups_stay_together_and_the_lists_are_read(tmp_path):
     assert {name.split("/")[0] for name in train}.isdisjoint(name.split("/")[0] for name in val)
     assert len(val) == 8
     assert find_split(root, "Folder", "val", {"label": ""}).listed == val
+
+
+def test_masks_of_0_and_255_are_divided_as_those_of_0_and_1(tmp_path):
+    has_object = np.arange(30) % 5 == 0
+    for name, value in (("one", 1), ("white", 255)):
+        for number, inside in enumerate(has_object):
+            mask = np.zeros((4, 8), np.uint8)
+            mask[0] = value * inside
+            put(tmp_path / f"{name}/masks/{number}.png", mask)
+            put(tmp_path / f"{name}/images/{number}.jpg", np.zeros((4, 8, 3), np.uint8))
+        main([str(tmp_path / name)])
+    assert lists(tmp_path / "white") == lists(tmp_path / "one")
+    assert sum(has_object[int(name)] for name in lists(tmp_path / "white")[1]) == 1  # a fifth of 6
+
+
+def test_films_in_the_names_are_said(tmp_path, capsys):
+    names = [f"film_{letter}_{number:02d}" for letter in "ab" for number in range(8)]
+    root = draw(tmp_path / "films", np.ones((16, 2), bool), names)
+    main([str(root)])
+    said = capsys.readouterr().out
+    assert "names have 2 beginnings, such as 'film_a': if each is a film" in said
+    pattern = shlex.split(said.partition("add --group ")[2].splitlines()[0])[0]
+    for name in ("train", "val"):
+        (root / f"{name}.txt").unlink()
+    main([str(root), "--val", "0.5", "--group", pattern])
+    assert {name[:6] for name in lists(root)[0]}.isdisjoint({name[:6] for name in lists(root)[1]})
+    main([str(draw(tmp_path / "photos", np.ones((4, 2), bool)))])
+    assert "beginnings" not in capsys.readouterr().out.partition("photos/val.txt")[2]
 
 
 def test_same_seed_same_lists(tmp_path):

@@ -1,8 +1,12 @@
 """Flags become objects: each flag reaches what it is for."""
 
 import dataclasses
+import re
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -34,6 +38,15 @@ def test_a_list_to_score_that_has_a_name_twice_is_refused(demo_root, tmp_path):
     (tmp_path / "val.txt").write_text("\n".join([*names, f"{names[0]}.png"]))
     given = cfg(demo_root, list_path=tmp_path)
     with pytest.raises(UserError, match=rf"val\.txt: lists {names[0]} 2 times"):
+        utils.get_loader(given, "val", ALONE)
+
+
+def test_a_validation_mask_of_another_size_is_found_before_the_first_step(demo_root, tmp_path):
+    root = Path(shutil.copytree(demo_root, tmp_path / "demo"))
+    given = cfg(root)
+    file = utils.get_loader(given, "val", ALONE).dataset.files[-1]["label"]
+    cv2.imwrite(str(file), np.zeros((5, 4), np.uint8))
+    with pytest.raises(UserError, match=f"{re.escape(str(file))}: 4x5 pixels, but its image .* has 160x120: resize"):
         utils.get_loader(given, "val", ALONE)
 
 

@@ -19,6 +19,7 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data.images import read_label
+from data.label_check import holds_only_255
 from data.label_map import LabelMap, read_label_map
 from data.layout import MAX_LIST, Split
 from flags.declare import flag
@@ -31,6 +32,8 @@ from support.progress import progress_bar
 from support.terminal import say
 
 PARTS = ("train", "val")
+NUMBER = r"[\W_]*\d+\D*$"  # the last number of a name; what is before it may name a film
+FRAMES = 4  # images of a film, at least, on average
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,17 @@ def group_names(names: list[str], pattern: str) -> list[str]:
 
 
 def presence(masks: list[Path], label_map: LabelMap | None = None) -> np.ndarray:
-    """Return (masks, classes) bool: whether a mask, read through label_map, has a pixel of the class."""
+    """Return (masks, classes) bool: whether a mask, read through label_map, has a pixel of the class.
+
+    Without label_map, 255 is class 1 if the masks hold 0 and 255 only, as train.py reads them.
+    """
     classes = np.zeros((len(masks), IGNORE), bool)
-    for row, path in enumerate(progress_bar(masks, total=len(masks), title="reading", unit="mask")):
-        values = np.unique(read_label(path, IGNORE, label_map))
-        classes[row, values[values < IGNORE]] = True
+    bar = progress_bar(masks, total=len(masks), title="reading", unit="mask")
+    values = [np.unique(read_label(path, IGNORE, label_map)) for path in bar]
+    if label_map is None and holds_only_255(found.tolist() for found in values):
+        values = [found // IGNORE for found in values]
+    for row, found in enumerate(values):
+        classes[row, found[found < IGNORE]] = True
     return classes[:, : int(np.flatnonzero(classes.any(axis=0)).max(initial=0)) + 1]
 
 
@@ -153,6 +162,11 @@ def main(argv: list[str] | None = None) -> None:
         write_atomic(path, text)
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     say(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
+    beginnings = {re.sub(NUMBER, "", name) for name in names}
+    if not args.group and 1 < len(beginnings) <= len(names) / FRAMES:
+        example = shell.quoted(["--group", f"^(.*?){NUMBER}"])
+        what = f"names have {len(beginnings)} beginnings, such as {min(beginnings)!r}: if each is a film or a place"
+        say(f"{what}, keep its images together: remove both lists, and add {example}")
     flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]
     flags += [("val_path", args.label_path, "masks"), ("image_suffix", args.image_suffix, "")]
     flags += [("label_suffix", args.label_suffix, ""), ("label_map", args.label_map, "")]

@@ -13,6 +13,7 @@ from support.labels import IGNORE
 # Scores of a segmentation by name, as scores() returns them; Evaluation adds "images" and "miou_ci".
 Scores: TypeAlias = dict[str, Any]
 
+NEARLY = 1.1  # an IoU up to so many times that of a constant answer is not learnt
 MAX_NAMES = 6  # of classes in a message
 
 
@@ -65,15 +66,21 @@ def or_none(values: np.ndarray) -> list[float | None]:
 
 
 def missed_classes(scores: Scores, class_names: list[str]) -> str:
-    """Return a line of text on the classes that are in the labels and were never predicted; "" if there are none.
+    """Return a line of text on classes that a model has not learnt; "" if there are none.
 
-    The line states the mIoU of a model that always predicts the most frequent class: that class then has an IoU equal
-    to its share of the pixels, and all others have 0.
+    These are the classes that are in the labels and were never predicted, or else the rarer of two classes, if always
+    predicting it is about as good. A class that is always predicted has an IoU equal to its share of the pixels, and
+    all others have 0.
     """
     missed = [number for number, precision in enumerate(scores["precision"]) if precision is None]
     missed = [number for number in missed if scores["share"][number]]
     if not missed:
-        return ""
+        number = int(np.argmin(scores["share"]))
+        share, iou = scores["share"][number], scores["iou"][number]
+        if len(class_names) > 2 or not share or iou > NEARLY * share:
+            return ""
+        name = class_label(number, class_names)
+        return f"{name} has an IoU of {100 * iou:.2f}; always predicting it has {100 * share:.2f}"
     names = ", ".join(class_label(number, class_names) for number in missed[:MAX_NAMES])
     more = f" and {len(missed) - MAX_NAMES} more" if len(missed) > MAX_NAMES else ""
     most = max(scores["share"])

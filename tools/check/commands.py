@@ -37,7 +37,7 @@ def training_lines(summary: Summary) -> list[str]:
         # The pipeline also trains from pseudo-labels, for which the recipe may choose another --lr.
         choices = {name: choice for name, choice in choices.items() if name != "lr"}
     width = max(len(f"{name} {value}") for name, (value, _) in choices.items())
-    lines = ["settings for these images and this machine (train.py chooses the same):"]
+    lines = ["settings for these images and this machine (train.py chooses the same if you set no length):"]
     lines += [f"  --{f'{name} {value}':{width}}  {reason}" for name, (value, reason) in choices.items()]
     lines.append("training downloads its start weights once; without a network, add --pretrained none to the command")
     return [*lines, f"to train: {shell.python_command(*program)}"]

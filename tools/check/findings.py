@@ -8,7 +8,7 @@ ERRORS = {
     "split-missing": ("no such split", "add its folders or its list; training needs train and val"),
     "listed-image-missing": ("a list names a missing image", "add the image, or remove the name from the list"),
     "listed-twice": ("a list for validation repeats a name", "keep one line: else the image counts more"),
-    "no-split": ("images are not split into train and val", "choose images for validation, by the command below"),
+    "no-split": ("images are not split into train and val", "divide them by python -m tools.split"),
     "image-without-label": (
         "an image has no label",
         "add the label, or remove the image from the split; if name endings differ: --image_suffix, --label_suffix",
@@ -64,6 +64,10 @@ WARNINGS = {
     ),
     "one-class": ("the training labels hold a single class, so there is nothing to learn", "label a second class"),
     "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
+    "class-alike": (
+        "the name of a rare class is almost that of another",
+        "if they are one class, correct the labels of these images, and convert again",
+    ),
     "class-only-in-val": (
         "val has a class that no training label has",
         "label it in training images, or move images of it to train",

@@ -1,6 +1,8 @@
 """Apply the rules of the data check: turn the facts about each sample into findings."""
 
+import itertools
 from collections import defaultdict
+from difflib import SequenceMatcher
 
 from data.classes import Classes
 from data.label_check import objects_as_255
@@ -10,6 +12,7 @@ from tools.check.measure import FileFacts, LabelFacts, Sample, first_six
 from tools.check.summary import Summary
 
 DENSE = 0.5  # strokes label a few percent of the pixels
+FEW = 4  # a misspelt class is in so many times fewer images than the right one, at least
 
 
 def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> None:
@@ -98,9 +101,27 @@ def check_classes(summary: Summary, findings: Findings) -> None:
             findings.add("class-absent", label)
         elif row.pixels.get(val) and row.pixels.get(train) == 0 and has_labels:
             findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
+    images = {row.name: sum(row.images.values()) for row in summary.classes}
+    for rare, usual in itertools.permutations(images, 2):
+        if 0 < FEW * images[rare] <= images[usual] and _is_slip(rare, usual):
+            findings.add("class-alike", f"class {rare}", f"in {images[rare]} image(s), {usual} in {images[usual]}")
     present = [row.name for row in summary.classes if row.pixels.get(train)]
     if len(present) == 1 and "pseudo" not in summary.labels[train]:
         findings.add("one-class", train, f"class {present[0]}")
     labelled = 1 - summary.ignored.get(train, 1)
     if summary.has_strokes and has_labels and labelled > DENSE:
         findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")
+
+
+def _is_slip(one: str, other: str) -> bool:
+    """Return whether names differ by one letter at most, whatever its case: one is left out, added or another."""
+    pair = one.casefold(), other.casefold()
+    steps = [step for step in SequenceMatcher(None, *pair, autojunk=False).get_opcodes() if step[0] != "equal"]
+    apart = [(one[i:j], other[k:m]) for _, i, j, k, m in steps]
+    is_number = any(text.isdigit() for texts in apart for text in texts)
+    return (
+        len(steps) <= 1
+        and all(max(map(len, texts)) == 1 for texts in apart)
+        and not is_number
+        and min(map(len, pair)) > 2
+    )

@@ -116,7 +116,7 @@ def log_schedule(schedule: Schedule) -> None:
     product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
     lengths = ("epochs", "max_steps", "warmup_epochs")
     set_by_user = [f"--{name}" for name in lengths if name in (cfg.given or lengths)]
-    is_short = schedule.total_steps < FEW_STEPS
+    is_short = schedule.total_steps < FEW_STEPS and not schedule.is_resumed
     log.log(
         logging.WARNING if is_short else logging.INFO,
         f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
@@ -138,7 +138,8 @@ def epoch_title(cfg: Config, state: TrainState) -> str:
 
 def score_text(name: str, score: float, scores: Scores, is_best: bool, state: TrainState) -> str:
     """Return a validation's scores as one line, which starts with the score that decides best.pt."""
-    text = f"{name} {100 * score:.2f} ({'best' if is_best else f'best {100 * state.best_score:.2f}'}), "
+    title = name if name == "mIoU" else f"{name}:"  # the name may end with a class number
+    text = f"{title} {100 * score:.2f} ({'best' if is_best else f'best {100 * state.best_score:.2f}'}), "
     text += "" if name == "mIoU" else f"mIoU {100 * scores['miou']:.2f}, "
     return f"{text}pixel accuracy {100 * scores['pixel_acc']:.2f}"
 
