@@ -105,13 +105,12 @@ def _first_flags(words: list[str]) -> argparse.Namespace:
 def _config_of_run(flag: str, overrides: dict) -> Path | None:
     """Return the config.yaml of the run that --resume or --checkpoint names, or None without such a flag.
 
-    Raises UserError if there is no checkpoint, or none with its config.yaml: the demo's flags would be wrong.
+    Raises UserError if a checkpoint is there without its config.yaml: the demo's flags would be wrong.
     """
     run = overrides.get(flag) or "auto"
     saved = Path(run).parent / "config.yaml"
-    if run != "auto" and not saved.is_file():
-        hint = "no config.yaml beside it: add the run's --config FILE" if Path(run).is_file() else "no such file"
-        raise UserError(f"--{flag} {run}: {hint}")
+    if run != "auto" and not saved.is_file() and Path(run).is_file():
+        raise UserError(f"--{flag} {run}: no config.yaml beside it: add the run's --config FILE")
     return saved if run != "auto" and saved.is_file() else None
 
 
