@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from data import layout
-from data.plain import IMAGES, find_flags, find_places, find_plain, find_whole
+from data.plain import IMAGES, MASKS, find_flags, find_places, find_plain, find_whole
 from support.errors import UserError
 
 # The flags that are guessed, besides --dataset. In a dict of them, "" means that a flag is not set.
@@ -23,8 +23,9 @@ GUESSED = (
 
 TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training", "train_list")
 VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation", "val_list")
-# The folders of images and masks of nnU-Net, mmsegmentation, PaddleX, and of VOC without its lists.
+# The folders of images and masks of nnU-Net, mmsegmentation, PaddleX, of VOC without its lists, and in the singular.
 PAIRS = {"imagesTr": ["labelsTr"], "img_dir": ["ann_dir"], "JPEGImages": ["Annotations", *layout.MASKS]}
+PAIRS |= dict.fromkeys((IMAGES, "image"), ["mask", "label", "annotation", *MASKS])
 BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label")  # what SMP's CamVid and others add to "train"
 CLASS_FILES = ("classes.txt", "Classes.txt", "_classes.csv", "*/_classes.csv")  # the latter are Roboflow's
 NUM_NAMES = 200  # image names to find the ends of names with
@@ -62,7 +63,9 @@ def class_file(root: Path) -> str:
 
 def _known_layout(root: Path) -> dict[str, str]:
     """Return the flags of the folders of another trainer's data set; {} if `root` is none."""
-    if any((root / name).is_dir() for name in (IMAGES, "ImageSets", layout.SCRIBBLES, layout.PSEUDO)):
+    if any((root / name).is_dir() for name in ("ImageSets", layout.SCRIBBLES, layout.PSEUDO)):
+        return {}
+    if (root / IMAGES).is_dir() and any((root / name).is_dir() for name in MASKS):  # the usual names
         return {}
     for images, masks in ((images, masks) for images, names in PAIRS.items() for masks in names):
         if (root / images).is_dir() and list_folder(root / masks, layout.LABEL_SUFFIXES):

@@ -3,6 +3,7 @@
 train.py uses these values for flags that are not set, and the data check prints them in its command. Imports no torch.
 """
 
+import difflib
 import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -157,7 +158,8 @@ def choose_flags(
         choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")
     is_rest = flags["label_map"] == "binary"  # whatever its name is
     if class_names and class_names[0].lower() not in BACKGROUND and not is_rest:
-        choose("background", "none", f"class 0 is {class_names[0]}")
+        is_slip = bool(difflib.get_close_matches(class_names[0].lower(), BACKGROUND, cutoff=0.8))
+        choose("background", "none", f"class 0 is {class_names[0]}{', not background: is it misspelt?' * is_slip}")
     if chooses_all and 2 < flags["numclasses"] <= MANY_CLASSES:
         choose("loss", "ce+lovasz", "raises the mIoU; ce is faster")
     if chooses_all and flags["augment"] and not given.intersection(COLOURS):

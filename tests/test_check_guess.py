@@ -45,6 +45,8 @@ KAGGLE = "--image_path . --train_path ../train_labels --val_path ../val_labels"
             "--train_split training --val_split validation --image_suffix _sat --label_suffix _gt",
         ),
         ("images/S/N.jpg", "masks/S/N_L.png", "train val", "--label_suffix _L"),
+        ("images/S/N.jpg", "mask/S/N.png", "train val", "--image_path images --train_path mask --val_path mask"),
+        ("image/S/N.jpg", "label/S/N.png", "train val", "--image_path image --train_path label --val_path label"),
         # mmsegmentation, SMP's CamVid and Kaggle's
         ("img_dir/S/N_rgb.jpg", "ann_dir/S/N.png", "train val", f"{MM} --image_suffix _rgb"),
         ("S/N.png", "Sannot/N.png", "train val", "--image_path . --train_path ../trainannot --val_path ../valannot"),
@@ -148,6 +150,7 @@ def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys):
     ("image", "mask", "flags"),
     [
         ("imagesTr/{}_0000.png", "labelsTr/{}.png", "--image_path imagesTr --label_path labelsTr --image_suffix _0000"),
+        ("images/{}.jpg", "mask/{}.png", "--label_path mask"),
         ("JPEGImages/{}.jpg", "Annotations/{}.png", "--image_path JPEGImages --label_path Annotations"),
         ("JPEGImages/{}.jpg", "SegmentationClass/{}.png", "--image_path JPEGImages --label_path SegmentationClass"),
     ],

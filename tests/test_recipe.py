@@ -62,6 +62,10 @@ def test_class_0_is_an_object_unless_its_name_is_background():
     assert recipe(streets)["background"] == "none"
     assert "background" not in recipe(streets, background="0")
     assert "background" not in recipe(PHOTOS | {"class_names": ["Background", "sky"]})
+    for name, is_slip in (("backgruond", True), ("ground", False), ("sky", False)):
+        values = as_dict(Config(dataset="Folder"))
+        _, reason = choose_flags(values, (), **PHOTOS | {"class_names": [name, "pole"]})["background"]
+        assert reason == f"class 0 is {name}" + ", not background: is it misspelt?" * is_slip
 
 
 def test_scribbles_get_the_crf_loss_and_the_paper_does_not():
