@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 import models
-from data import histogram
 from data.dataset import EvalSet, SegmentationDataset, TrainSet, identity_collate
 from data.layout import Split
 from data.loader import Loader
@@ -38,10 +37,17 @@ from models.memory import choose_blocks, gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.labels import MAPS
-from support.progress import progress_bar
 from training.average import WeightAverage
 from training.checkpoint_content import Checkpoint
-from training.data import computed_maps, find_masks, find_training_files, get_transform, make_loader, reading
+from training.data import (
+    computed_maps,
+    count_labels,
+    find_masks,
+    find_training_files,
+    get_transform,
+    make_loader,
+    reading,
+)
 from training.optimizers import make_optimizer, parameter_groups
 from training.schedule import Schedule
 from training.state import TrainState
@@ -180,10 +186,9 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
         return None
     weights = read_class_weights(cfg.class_weights, cfg.numclasses)
     if weights is None:
-        own = [files["label"] for files in train_set.files[group.rank :: group.world_size]]
-        bar = partial(progress_bar, total=len(own), title="counting labels", unit="file", enabled=group.is_main)
-        counts = torch.from_numpy(histogram.count_labels(own, cfg.numclasses, bar, train_set.label_map))
-        weights = balanced_weights(group.sum(counts).numpy()).tolist()
+        paths = [files["label"] for files in train_set.files]
+        rows = count_labels(paths, group, train_set.label_map, cfg.numclasses)
+        weights = balanced_weights([sum(row.get(k, 0) for row in rows) for k in range(cfg.numclasses)]).tolist()
     return group.broadcast(weights)  # logarithms may round differently on other machines
 
 

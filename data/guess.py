@@ -25,7 +25,7 @@ TRAIN_NAMES = ("train", "training", "train2017", "Train", "Training", "train_lis
 VAL_NAMES = ("val", "valid", "validation", "val2017", "dev", "Val", "Valid", "Validation", "val_list")
 # The folders of images and masks of nnU-Net, mmsegmentation, PaddleX, of VOC without its lists, and in the singular.
 PAIRS = {"imagesTr": ["labelsTr"], "img_dir": ["ann_dir"], "JPEGImages": ["Annotations", *layout.MASKS]}
-PAIRS |= dict.fromkeys((IMAGES, "image"), ["mask", "label", "annotation", *MASKS])
+PAIRS |= {images: ["mask", "label", "annotation", *MASKS] for images in (IMAGES, "image")}
 BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label")  # what SMP's CamVid and others add to "train"
 CLASS_FILES = ("classes.txt", "Classes.txt", "_classes.csv", "*/_classes.csv")  # the latter are Roboflow's
 NUM_NAMES = 200  # image names to find the ends of names with

@@ -1,6 +1,5 @@
 """Count the classes in labels and in training batches."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import cv2
@@ -12,7 +11,6 @@ from data.images import read_label
 from data.label_map import LabelMap
 from support.batch import Batch
 from support.labels import IGNORE
-from support.processes import ThreadPool
 
 MOST = 2**23  # pixels that are counted at once: cv2.calcHist returns float32, which is exact to 2**24
 
@@ -37,23 +35,10 @@ def count_batch(batch: Batch) -> dict[str, Tensor]:
     return counts
 
 
-def count_values(path: Path, label_map: LabelMap | None = None) -> dict[int, int]:
+def count_values(path: Path, label_map: LabelMap | None = None, num_classes: int = IGNORE) -> dict[int, int]:
     """Return {value: number of pixels} of a label file. label_map: applied to its values.
 
-    Raises InputError for a file that is not a label map.
+    Raises InputError for a file that is not a label map of `num_classes` classes.
     """
-    histogram = value_histogram(read_label(path, IGNORE, label_map))
+    histogram = value_histogram(read_label(path, num_classes, label_map))
     return {value: int(histogram[value]) for value in np.flatnonzero(histogram).tolist()}
-
-
-def count_labels(
-    paths: list[Path], num_classes: int, bar: Callable[[Iterable], Iterable] = iter, label_map: LabelMap | None = None
-) -> np.ndarray:
-    """Return the number of pixels of each class over all label files, (num_classes,) int64.
-
-    bar: wraps an iterable to show progress. label_map: applied to the files' values. Files are read in threads. Raises
-    UserError, with the file's path, for a file that is not a valid label map.
-    """
-    with ThreadPool() as pool:
-        histograms = pool.map(lambda path: value_histogram(read_label(path, num_classes, label_map)), paths)
-        return sum(bar(histograms), np.zeros(256, np.int64))[:num_classes]

@@ -7,6 +7,7 @@ from typing import Any
 
 from data import demo
 from data.distance import pseudo_distance, scribble_distance
+from data.histogram import count_values
 from data.images.reader import ImageReader
 from data.label_map import LabelMap, read_label_map
 from data.layout import Split, find_split
@@ -15,7 +16,8 @@ from data.transforms import CentreCrop, ColourJitter, OwnTransform, TrainTransfo
 from distributed.group import Group
 from flags import Config
 from flags.shared import LaunchFlags
-from support.labels import MAPS
+from support.labels import IGNORE, MAPS
+from support.progress import progress_bar
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -58,6 +60,15 @@ def data_folders(cfg: Config) -> list[Path]:
     """Return the folders of images and labels that flags name, below --dataset_path."""
     names = [cfg.image_path, cfg.train_path, cfg.val_path] if cfg.dataset_path else []
     return [Path(cfg.dataset_path, name) for name in names if name not in ("", ".")]
+
+
+def count_labels(
+    paths: list[Path], group: Group, label_map: LabelMap | None, num_classes: int = IGNORE
+) -> list[dict[int, int]]:
+    """Return data.histogram.count_values() of each file on every rank. Each rank reads a share. Collective."""
+    bar = partial(progress_bar, total=len(paths[group.rank :: group.world_size]), title="counting labels", unit="file")
+    work = partial(count_values, label_map=label_map, num_classes=num_classes)
+    return [counts or {} for counts in group.share_work(work, paths, partial(bar, enabled=group.is_main))]
 
 
 def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> Split:

@@ -11,7 +11,6 @@ import numpy as np
 
 from data.classes import read_classes
 from data.guess import GUESSED, class_file, guess_flags
-from data.histogram import count_values
 from data.images.stretch import READING, choose_reading
 from data.label_check import holds_only_255, infer_num_classes, objects_as_255
 from data.label_map import read_label_map
@@ -23,6 +22,7 @@ from support.labels import BACKGROUND, DENSE, IGNORE, MAPS
 from support.processes import ThreadPool
 from support.progress import progress_bar
 from training.checkpoint_content import Checkpoint
+from training.data import count_labels
 
 NUM_THREADS = 4  # to read images
 CLASS_FLAGS = ("classes", "numclasses", "label_map")
@@ -109,19 +109,14 @@ def choose_classes(
     num_classes = cfg.numclasses if "numclasses" in given else choices.get("numclasses", (0, ""))[0]
 
     # 2. By the labels, all of them: if the number of classes is unknown, or if there may be one object.
-    def count(paths: list[Path]) -> list[dict[int, int]]:
-        bar = partial(progress_bar, total=len(paths[group.rank :: group.world_size]), title="counting labels")
-        bar = partial(bar, unit="file", enabled=group.is_main)
-        return [counts or {} for counts in group.share_work(partial(count_values, label_map=label_map), paths, bar)]
-
     is_dense = cfg.dataset in DENSE
     may_be_object = is_dense and num_classes in (0, 2) and not {"loss", "label_map"} <= given
     kinds = [kind for kind in ("label", "pseudo") if kind in MAPS[cfg.dataset]]
     train: list[dict[int, int]] = []
     if not num_classes or may_be_object:
         paths = [image[kind] for image in files["train"].files for kind in kinds]
-        train = count(paths)
-        val = count([image["label"] for image in files["val"].files])
+        train = count_labels(paths, group, label_map)
+        val = count_labels([image["label"] for image in files["val"].files], group, label_map)
         if may_be_object and "label_map" not in given:
             _check_objects_as_255(train, val, paths)
             if holds_only_255(train):
