@@ -1,12 +1,12 @@
-"""Compare the mIoU for each number of strokes, drawn where tools.suggest says or on random objects.
+"""Compare the mIoU for each number of strokes, drawn where tools.suggest says, on random objects, or at random pixels.
 
 OMP_NUM_THREADS=1 python benchmarks/suggest.py CAMVID --out DIR --pretrained FILE --way suggested --seed 0
 
 CAMVID has VOC's layout. FILE: ImageNet weights of timm's tf_efficientnet_lite0. "All strokes" are one on each object,
 at most 60 pixels long (`tools.scribbles simulate --max_length 60`). A run begins with a random tenth of these strokes.
-Each round adds the same number of strokes, on random objects or at the suggested places in order of rank. At a place, a
-simulated annotator draws along the object, at most REACH pixels away. The annotator skips places on ignored pixels and
-a random tenth of the others. Each round continues from the weights of the last one. At the end, a model is also trained
+Each round adds the same number of strokes: on random objects, or at the suggested places in order of rank, or at random
+pixels. At a place, a simulated annotator draws along the object, at most REACH pixels away. The annotator skips places
+on ignored pixels and a random tenth of the others. Each round continues from the weights of the last one. At the end, a model is also trained
 from the ImageNet weights on the final strokes. Images are scaled to half their size. If you start the script again, it
 skips finished runs.
 """
@@ -71,15 +71,24 @@ class Bench:
         words = ["--checkpoint", checkpoint, "--train_path", self.write(strokes, folder / "before")]
         words += ["--budget", 2 * number, "--output", folder / "next", "--workers", 0]
         self.call("-m", "tools.suggest", self.args.data, *words)
-        result, drawn = {name: before.copy() for name, before in strokes.items()}, 0
         with (folder / "next/next.csv").open() as file:
-            for place in csv.DictReader(file):
-                name, row, column = place["image"], int(place["y"]), int(place["x"])
-                if drawn == number or self.masks[name][row, column] == IGNORE or self.rng.random() < SKIPPED:
-                    continue
-                stroke = self.stroke_at(self.masks[name], row, column, f"{name} {row} {column}")
-                result[name] = np.where(stroke != IGNORE, stroke, result[name])
-                drawn += 1
+            places = [(row["image"], int(row["y"]), int(row["x"])) for row in csv.DictReader(file)]
+        return self.draw(strokes, number, places)
+
+    def anywhere(self, strokes: Strokes, number: int) -> Strokes:
+        """Add so many strokes at random pixels of random images."""
+        names = self.rng.choice([*strokes], 2 * number)
+        return self.draw(strokes, number, [(name, *self.rng.integers(self.masks[name].shape)) for name in names])
+
+    def draw(self, strokes: Strokes, number: int, places: list[tuple[str, int, int]]) -> Strokes:
+        """Add so many strokes at the places (image, row, column), as far as the annotator does not skip them."""
+        result, drawn = {name: before.copy() for name, before in strokes.items()}, 0
+        for name, row, column in places:
+            if drawn == number or self.masks[name][row, column] == IGNORE or self.rng.random() < SKIPPED:
+                continue
+            stroke = self.stroke_at(self.masks[name], row, column, f"{name} {row} {column}")
+            result[name] = np.where(stroke != IGNORE, stroke, result[name])
+            drawn += 1
         return result
 
     def stroke_at(self, mask: np.ndarray, row: int, column: int, name: str) -> np.ndarray:
@@ -114,7 +123,7 @@ def main() -> None:
     parser.add_argument("data", type=lambda path: Path(path).resolve())
     parser.add_argument("--out", type=lambda path: Path(path).resolve(), required=True)
     parser.add_argument("--pretrained", type=lambda path: Path(path).resolve(), required=True)
-    parser.add_argument("--way", choices=("suggested", "random"), required=True)
+    parser.add_argument("--way", choices=("suggested", "random", "anywhere"), required=True)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     bench = Bench(args)
@@ -125,10 +134,10 @@ def main() -> None:
     for count in range(1, ROUNDS + 1):
         print(f"{args.way}, seed {args.seed}: {count * number} of {bench.total} strokes: mIoU {miou:.2f}", flush=True)
         last, name = args.out / name / "last.pt", f"{args.way}-{args.seed}-{count}"
-        if args.way == "random":
-            strokes = bench.random(strokes, number)
-        else:
+        if args.way == "suggested":
             strokes = bench.suggested(strokes, number, last, args.out / f"round-{name}")
+        else:
+            strokes = (bench.random if args.way == "random" else bench.anywhere)(strokes, number)
         miou = bench.train(strokes, name, "--pretrained", last, "--epochs", 8, "--lr", 0.0005)
     print(
         f"{args.way}, seed {args.seed}: {(ROUNDS + 1) * number} of {bench.total} strokes: mIoU {miou:.2f}", flush=True
