@@ -6,9 +6,9 @@ CAMVID has VOC's layout. FILE: ImageNet weights of timm's tf_efficientnet_lite0.
 at most 60 pixels long (`tools.scribbles simulate --max_length 60`). A run begins with a random tenth of these strokes.
 Each round adds the same number of strokes: on random objects, or at the suggested places in order of rank, or at random
 pixels. At a place, a simulated annotator draws along the object, at most REACH pixels away. The annotator skips places
-on ignored pixels and a random tenth of the others. Each round continues from the weights of the last one. At the end, a model is also trained
-from the ImageNet weights on the final strokes. Images are scaled to half their size. If you start the script again, it
-skips finished runs.
+on ignored pixels and a random tenth of the others. Each round continues from the weights of the last one. At the end, a
+model is also trained from the ImageNet weights on the final strokes. Images are scaled to half their size. If you start
+the script again, it skips finished runs.
 """
 
 import argparse
