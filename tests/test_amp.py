@@ -1,6 +1,7 @@
 """--amp: auto is one precision for all ranks and is kept; fp16 counts skipped steps and stops a run that only skips."""
 
 import shutil
+from types import SimpleNamespace
 
 import chaos
 import pytest
@@ -28,11 +29,27 @@ def test_auto_is_bf16_on_gpus_that_compute_it(monkeypatch, capability, value):
 
 
 @pytest.mark.parametrize(
-    ("amx", "avx512", "value"), [(True, False, "bf16"), (False, True, "bf16"), (False, False, "none")]
+    ("amx", "avx512", "slowdown", "value"),
+    [
+        (True, False, 2.0, "bf16"),
+        (False, True, 0.5, "bf16"),
+        (False, True, 1.5, "none"),  # as on Intel's CPUs in a virtual machine that hides AMX
+        (False, False, 0.5, "none"),
+    ],
 )
-def test_auto_is_bf16_on_cpus_that_compute_it(monkeypatch, amx, avx512, value):
+def test_auto_is_bf16_on_cpus_that_compute_it_faster(monkeypatch, amx, avx512, slowdown, value):
+    """slowdown: the time of a convolution in bf16 over that in float32, by a clock that the convolutions move."""
+    clock = [0.0]
+
+    def conv2d(x: torch.Tensor, weight: torch.Tensor, padding: int) -> None:
+        clock[0] += slowdown if x.dtype == torch.bfloat16 else 1.0
+
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx, "avx512_bf16": avx512})
+    monkeypatch.setattr(amp, "F", SimpleNamespace(conv2d=conv2d))
+    monkeypatch.setattr(amp, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    amp._bf16_is_faster.cache_clear()
     assert amp.resolve("auto", CPU) == value
+    amp._bf16_is_faster.cache_clear()
     assert amp.resolve("bf16", CPU) == "bf16"
     assert amp.resolve("none", CPU) == amp.resolve("auto", torch.device("mps")) == "none"
 
