@@ -141,6 +141,8 @@ def test_names_that_a_list_cannot_hold_are_refused(tmp_path, name):
         (["--val", "0"], "--val 0.0: must be above 0 and below 1"),
         (["--group", "("], "--group (: not a regular expression"),
         (["--group", "_[5-9]"], "not in 3 of 4 names, such as 'image_000'"),
+        (["--label_path", "mask"], "--label_path mask: no such folder below "),
+        (["--image_path", "photos"], "--image_path photos: no such folder below "),
         (["--group", "image"], "all 4 images are in one group, 'image'"),
         (["--vall", "0.3"], "unknown flag --vall: did you mean --val?"),
         (["--group", "-x"], "(a value that begins with '-' is written --group='-value')"),

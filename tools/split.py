@@ -145,6 +145,9 @@ def main(argv: list[str] | None = None) -> None:
     if present := [name for name in PARTS if (folders["image"] / name).is_dir()]:
         one = f"--image_path {args.image_path}/{present[0]} --label_path {args.label_path}/{present[0]}"
         raise UserError(f"{folders['image'] / present[0]}: there are splits already; to divide this one: add {one}")
+    for kind, folder in folders.items():
+        if not folder.is_dir():
+            raise UserError(f"--{kind}_path {getattr(args, f'{kind}_path')}: no such folder below {root}")
     endings = {"image": args.image_suffix, "label": args.label_suffix}
     names, files = Split(folders, endings=endings).pairs
     if unlisted := [name for name in names if name != name.strip() or not {*name}.isdisjoint("\n\\")]:
