@@ -188,7 +188,10 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
     if weights is None:
         paths = [files["label"] for files in train_set.files]
         rows = count_labels(paths, group, train_set.label_map, cfg.numclasses)
-        weights = balanced_weights([sum(row.get(k, 0) for row in rows) for k in range(cfg.numclasses)]).tolist()
+        counts: Counter[int] = Counter()
+        for row in rows:
+            counts.update(row)
+        weights = balanced_weights([counts[number] for number in range(cfg.numclasses)]).tolist()
     return group.broadcast(weights)  # logarithms may round differently on other machines
 
 
@@ -226,7 +229,7 @@ def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: fl
 def get_state(
     cfg: Config,
     group: Group,
-    raw_model: nn.Module,
+    raw_model: models.Segmenter,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: Schedule,
@@ -240,7 +243,8 @@ def get_state(
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
     state = TrainState(raw_model, model, optimizer, scaler, ema, origin=schedule.origin)
-    state.listing, state.clip_grad, state.keeps_gradients = digest(train_set.listing), cfg.clip_grad, cfg.cuda_graph
+    state.listing, state.clip_grad = digest(train_set.listing), cfg.clip_grad
+    state.keeps_gradients = raw_model.captured is not None
     if resumed is None:
         return state
     changed = ["training list"] if resumed.listing != state.listing else []

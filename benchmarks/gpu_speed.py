@@ -25,6 +25,7 @@ from flags import parse_flags
 from losses import criterion as criterion_module
 from losses.criterion import Criterion
 from models.lorm import LoRM, find_foreground, foreground_mask
+from models.memory import gpu_memory
 
 
 def speed(machine: Machine) -> str:
@@ -104,11 +105,12 @@ def choices(machine: Machine) -> str:
             shifted = F.scaled_dot_product_attention(*(part.unsqueeze(1) for part in (query, key, values)), scale=1.0)
         ((values - module.gamma * shifted.squeeze(1)).square() * inside).sum().backward()
 
-    for name, work in {"pixel losses": pixel_losses, "LoRM": lorm, "torch's attention": attention}.items():
-        machine.figures[name] = _measured(machine, lambda work=work: work)["ms"]
+    ways = {"pixel losses": pixel_losses, "LoRM": lorm, "torch's attention": attention}
+    found = {name: _measured(machine, lambda work=work: work)["ms"] for name, work in ways.items()}
     with mock.patch.object(criterion_module, "find_kernel", return_value=None):
-        machine.figures["pixel losses in bands"] = _measured(machine, lambda: pixel_losses)["ms"]
-    return ", ".join(f"{name} {ms:.2f}" for name, ms in machine.figures.items() if name not in _size(machine))
+        found["pixel losses in bands"] = _measured(machine, lambda: pixel_losses)["ms"]
+    machine.figures.update(found)
+    return ", ".join(f"{name} {ms:.2f}" for name, ms in found.items())
 
 
 def _table(machine: Machine, amp: str, *, compiled: bool = False) -> str:
@@ -140,7 +142,7 @@ def _size(machine: Machine) -> dict[str, int]:
     """Return a batch size that the card holds, and the size of a crop."""
     size = {"batchsize": 2, "crop_size": 33}
     if machine.on_gpu:
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        _, memory = gpu_memory(machine.device)
         size = {"batchsize": 16 if memory > 38 else 8 if memory > 20 else 4, "crop_size": 465}
     machine.figures.update(size)
     return size

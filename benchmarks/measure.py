@@ -133,12 +133,16 @@ def table(figures: Figures, baseline: str, title: str = "") -> str:
 
 def save(path: Path, figures: dict[str, Any]) -> None:
     """Write raw figures to a JSON file, with the command, the date, the commit and the machine."""
-    repository = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=repository, capture_output=True, text=True)
-    about = {"command": " ".join(sys.argv), "date": date.today().isoformat(), "commit": commit.stdout.strip()}
+    about = {"command": " ".join(sys.argv), "date": date.today().isoformat(), "commit": commit()}
     about |= {"machine": machine(), "threads": os.environ.get("OMP_NUM_THREADS", "")}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(about | {"figures": figures}, indent=1) + "\n")
+
+
+def commit() -> str:
+    """Return the commit of this repository, with "-dirty" if files have changed."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=RAW.parent, capture_output=True, text=True).stdout.strip()
 
 
 def machine() -> str:

@@ -18,7 +18,7 @@ from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.measure import machine
+from benchmarks.measure import commit, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = 0.68
@@ -37,11 +37,10 @@ def main() -> None:
         text = ", ".join(f"{at:.0f} s {100 * miou:.2f}" for at, miou in lines)
         print(f"seed {seed}: {f'{found:.0f} s' if found else 'not reached'}; validations: {text}", flush=True)
         seconds.append(found)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     times = ", ".join(f"{found / 60:.1f}" if found else "not reached" for found in seconds)
     middle = f"{statistics.median(seconds) / 60:.1f}" if all(seconds) else "-"
     command = f"`python benchmarks/speedrun.py {' '.join(sys.argv[1:])}`"
-    print(f"| {date.today().isoformat()} | {commit.stdout.strip()} | {machine()} | {command} | {times} | {middle} |")
+    print(f"| {date.today().isoformat()} | {commit()} | {machine()} | {command} | {times} | {middle} |")
 
 
 def run(flags: list[str], folder: Path) -> tuple[float, list[tuple[float, float]]]:
@@ -49,15 +48,15 @@ def run(flags: list[str], folder: Path) -> tuple[float, list[tuple[float, float]
     start, found = time.monotonic(), []
     process = subprocess.Popen([sys.executable, str(ROOT / "train.py"), *flags], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
-        while process.poll() is None and not (found and found[-1][1] >= TARGET):
+        is_over, reached = False, list[float]()
+        while not (is_over or reached):
             time.sleep(0.2)
+            is_over = process.poll() is not None  # before the last look at the file
             found += [(time.monotonic() - start, miou) for miou in read_scores(folder / "metrics.jsonl")[len(found) :]]
+            reached = [at for at, miou in found if miou >= TARGET]
     finally:
         process.terminate()
         process.wait()
-    # The last line may have come between the last look and the end.
-    found += [(time.monotonic() - start, miou) for miou in read_scores(folder / "metrics.jsonl")[len(found) :]]
-    reached = [at for at, miou in found if miou >= TARGET]
     assert reached or process.returncode == 0, f"train.py ended with {process.returncode}"
     return (reached[0] if reached else 0.0), found
 

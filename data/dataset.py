@@ -54,8 +54,9 @@ class SegmentationDataset(Dataset):
     def checked_size(self, index: int) -> tuple[int, int]:
         """Return image_size(). Raises UserError if a label has another size or cannot be read."""
         size, files = self.image_size(index), self.files[index]
-        for path in (path for name, path in files.items() if name != "image"):
-            if (found := any_header(path).size) != size:
+        for name, path in files.items():
+            found = size if name == "image" else any_header(path).size
+            if found != size:
                 raise mismatch(path, found, files["image"], size)
         return size
 
@@ -105,7 +106,8 @@ class TrainSet(SegmentationDataset):
     computed_maps: {"distance_s" or "distance_c": (source map, function)}. These maps have no files. Before the
     transform, function(source map, scale=...) computes them; scale: pixels at transform.long_side per pixel of the map.
     derived_fields: {field of a Batch: (source map, function)}. function(the batch's source map) computes the field in
-    the loader's workers, so that the training process spends no time on it.
+    the loader's workers, so that the training process spends no time on it. reading: label_map and reader, as in
+    SegmentationDataset.
     The functions must be picklable if the workers are not forked.
     """
 

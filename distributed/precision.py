@@ -25,7 +25,7 @@ def has_native_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     capabilities = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-    return bool(capabilities.get("amx_tile")) or bool(capabilities.get("avx512_bf16") and _bf16_is_faster())
+    return bool(capabilities.get("amx_tile") or (capabilities.get("avx512_bf16") and _bf16_is_faster()))
 
 
 @functools.cache

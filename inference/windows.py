@@ -11,6 +11,11 @@ from torch import Tensor
 from data.images.resize import check_pixels, scaled_size
 
 
+def window_starts(size: int, window: int, stride: int) -> list[int]:
+    """Return starts of windows along a side of `size` >= `window` pixels: every `stride`, the last at the end."""
+    return [min(number * stride, size - window) for number in range(math.ceil((size - window) / stride) + 1)]
+
+
 @dataclass
 class Windows:
     """Windows over a batch of images at one scale, and the scores that a model's logits of them give.
@@ -40,11 +45,9 @@ class Windows:
         size = scaled_size(out, round(scale * (long_side or max(out))))
         sides = (window, window) if window else size
         padded = max(size[0], sides[0]), max(size[1], sides[1])
-        starts = []  # of windows along each axis: every `step`, the last at the end
-        for whole, side in zip(padded, sides, strict=True):
-            step = math.ceil(side * stride_rate)
-            starts.append([min(n * step, whole - side) for n in range(math.ceil((whole - side) / step) + 1)])
-        tops, lefts = starts
+        tops, lefts = (
+            window_starts(padded[axis], sides[axis], math.ceil(sides[axis] * stride_rate)) for axis in (0, 1)
+        )
         flags = f"--long_side {long_side}, --window {window}, --stride_rate {stride_rate:.3g}, --scales {scale:g}"
         check_pixels(len(tops) * len(lefts) * math.prod(sides), out, f"{source}{flags}")
         offset = (padded[0] - size[0]) // 2, (padded[1] - size[1]) // 2
