@@ -47,10 +47,11 @@ def parse_flags(argv: list[str] | None = None) -> Config:
         saved = _config_of_run("resume" if task == "train" else "checkpoint", overrides)
         file = ConfigFile(saved or DEMO_CONFIG, "")
         content = READER.yaml_file(file, of_run=saved is not None)
-        reason = (
-            f"no --config: using {saved} of the run to resume" if saved else DEMO_NOTE + document("docs/your_data.md")
-        )
-        notes += [reason, *content.notes] if task == "train" else content.notes
+        if task == "train" and saved:
+            notes.append(f"no --config: using {saved} of the run to resume")
+        elif task == "train" and (overrides.get("resume") or "auto") == "auto":  # a missing file: an error follows
+            notes.append(DEMO_NOTE + document("docs/your_data.md"))
+        notes += content.notes
     file_values = content.values
     if file:
         name, stage = file_values.get("name") or file.path.stem, file.stage

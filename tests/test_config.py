@@ -252,6 +252,13 @@ def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path, monk
         parse_flags(["--resume", str(tmp_path / "last.pt")])  # not the demo
 
 
+@pytest.mark.parametrize(("resume", "names_the_demo"), [("nowhere/last.pt", False), ("auto", True), ("", True)])
+def test_a_missing_file_to_resume_does_not_start_the_demo(resume, names_the_demo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notes = parse_flags(["--resume", resume]).notes
+    assert any("training on the demo" in note for note in notes) == names_the_demo
+
+
 def test_large_integers_are_exact():
     assert parse_flags([*DATA, "--seed", str(2**60 + 1)]).seed == 2**60 + 1  # no float64 is equal to it
 

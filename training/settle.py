@@ -106,7 +106,9 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
     elif group.is_main and cfg.resume:
         place, path = Path(cfg.resume).parent, Path(cfg.resume)
         if not path.is_file():
-            raise UserError(f"--resume {cfg.resume}: no such file (auto finds the newest run of --name {cfg.name})")
+            raise UserError(
+                f"--resume {cfg.resume}: no such file: check the path, or name the run: --resume auto --name NAME"
+            )
     place, path = group.broadcast((place, path))
     place, chosen = None if cfg.reset_data_offset else place, Path(cfg.logdir, cfg.name)
     names_a_place = cfg.resume != "auto" and not cfg.typed.isdisjoint(("logdir", "name"))
