@@ -44,12 +44,14 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     overrides, config_file, notes = reader.command_line(words)
     notes = notes + content.notes
     if file is None and "dataset_path" not in overrides:
-        saved = _config_of_run("resume" if task == "train" else "checkpoint", overrides)
+        flag = "resume" if task == "train" else "checkpoint"
+        run = overrides.get(flag) or "auto"
+        saved = _config_of_run(flag, run)
         file = ConfigFile(saved or DEMO_CONFIG, "")
         content = READER.yaml_file(file, of_run=saved is not None)
         if task == "train" and saved:
             notes.append(f"no --config: using {saved} of the run to resume")
-        elif task == "train" and (overrides.get("resume") or "auto") == "auto":  # a missing file: an error follows
+        elif task == "train" and run == "auto":  # else the checkpoint is missing, and settle() ends the run
             notes.append(DEMO_NOTE + document("docs/your_data.md"))
         notes += content.notes
     file_values = content.values
@@ -103,12 +105,11 @@ def _first_flags(words: list[str]) -> argparse.Namespace:
     return parser.parse_known_args([word for word in words if word != "--"])[0]  # launchers pass it on
 
 
-def _config_of_run(flag: str, overrides: dict) -> Path | None:
-    """Return the config.yaml of the run that --resume or --checkpoint names, or None without such a flag.
+def _config_of_run(flag: str, run: str) -> Path | None:
+    """Return the config.yaml beside `run`, a checkpoint. None if `run` is "auto", or if there is no such file.
 
     Raises UserError if a checkpoint is there without its config.yaml: the demo's flags would be wrong.
     """
-    run = overrides.get(flag) or "auto"
     saved = Path(run).parent / "config.yaml"
     if run != "auto" and not saved.is_file() and Path(run).is_file():
         raise UserError(f"--{flag} {run}: no config.yaml beside it: add the run's --config FILE")
