@@ -4,7 +4,6 @@ import importlib
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,11 @@ PACKAGE = __package__.rpartition(".")[0]  # "segtrain" if installed, "" in a clo
 
 def quoted(words: list[str]) -> str:
     """Return the words as one line for this system's shell, with quotes where needed."""
-    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+    if sys.platform != "win32":
+        return shlex.join(words)
+    import subprocess  # 7 ms that --help on other systems need not wait for
+
+    return subprocess.list2cmdline(words)
 
 
 def python_command(*words: object) -> str:
