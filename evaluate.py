@@ -20,10 +20,10 @@ from support import program
 if __name__ == "__main__":
     program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
 
-from distributed import checks
+from distributed import rank_checks
 from distributed.group import Group
-from inference.report import describe_protocol, page
-from inference.scoring import Evaluation, evaluate_split, gather_predictions
+from inference.report import describe_protocol, gather_predictions, images_to_show, page
+from inference.scoring import Evaluation, evaluate_split
 from inference.trained import load_on_ranks, run_program
 from support.best_score import deciding_score
 from support.errors import UserError
@@ -51,7 +51,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     prepare_demo_data(cfg, group)
     loader = get_eval_loader(cfg, split, group)
     dataset = loader.dataset
-    checks.check_setup(group, {f"{split} list": dataset})
+    rank_checks.check_setup(group, {f"{split} list": dataset})
     if group.is_main:  # an error here also ends the other ranks
         inputs = [Path(flags.checkpoint), *map(Path, filter(None, (cfg.classes, cfg.label_map)))]
         inputs += dataset.folders.values()
@@ -63,7 +63,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
 
-    result = evaluate_split(predictor, loader, group, split, keep_pictures=bool(flags.report))
+    result = evaluate_split(predictor, loader, group, split, images_to_show if flags.report else None)
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
     log.info(table(result.scores_with_interval, classes.names))

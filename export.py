@@ -7,7 +7,6 @@ python export.py --checkpoint log/demo/best.pt --probs    # with probabilities
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of sys.path
@@ -20,27 +19,20 @@ if __name__ == "__main__":
     program.check_command_line(EXPORT.command_line)  # --help and wrong flags answer here, before torch is imported
 
 import torch
-from torch import Tensor
 
 from data.images.reader import ImageReader
-from data.images.resize import shrink
 from data.overlays import to_hex
 from distributed.device import find_device
-from inference.exporting.check import compare_file
+from inference.exporting.check import compare_file, find_images, load_images
 from inference.exporting.graph import MIN_SIZE, WholeImage, trace
 from inference.exporting.onnx import FORMAT, LONG_SIDE, READING, OnnxModel, check_onnx, write_onnx
 from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
 from support.files import NO_FOLDER, check_file, remove_scratch, writing
-from support.progress import progress_bar
-from training.data import data_folders, find_masks
+from training.data import data_folders
 from training.record.log import start_logging
 
 log = logging.getLogger("segtrain")
-
-RANDOM_SIZES = ((7, 13), (64, 48), (17, 130), (75, 53))  # odd sizes, multiples of 8, one long side
-RANDOM_BATCHES = (1, 3)
-NUM_IMAGES = 4  # of the validation list
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -118,30 +110,6 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
         "min_size": min_size,
     }
     return {key: json.dumps(value) for key, value in values.items()}
-
-
-def find_images(trained: TrainedModel) -> list[Path]:
-    """Return the first NUM_IMAGES image files of the checkpoint's val list; [] if its data set is not there."""
-    try:
-        files = find_masks(trained.cfg, trained.cfg.val_split).files
-    except UserError as error:
-        log.info(f"checking with random images only: {error}")
-        return []
-    return [item["image"] for item in files[:NUM_IMAGES]]
-
-
-def load_images(files: list[Path], reader: ImageReader, long_side: int, device: torch.device) -> Iterator[Tensor]:
-    """Yield batches (B, H, W, 3) uint8 on `device`: random images, then each image file as a batch of one.
-
-    A file's image is shrunk to `long_side`, as the model gets it; 0: it is not.
-    """
-    generator = torch.Generator().manual_seed(0)
-    for size in RANDOM_SIZES:
-        for batch in RANDOM_BATCHES:
-            yield torch.randint(0, 256, (batch, *size, 3), dtype=torch.uint8, generator=generator).to(device)
-    for file in progress_bar(files, total=len(files), title="real images", unit="image", enabled=bool(files)):
-        image = reader.read(file)
-        yield torch.from_numpy(shrink({"image": image}, long_side)["image"])[None].to(device)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from data.sampler import EvalBatches
 from distributed.group import Group
 from inference.exporting.onnx import OnnxModel
 from inference.inputs import attempt, film_hint, find_inputs, read_inputs
-from inference.outputs import Outputs
+from inference.outputs import PROBS_DTYPE, Outputs
 from inference.predictor import ImagePredictor, Step, each_batch, predict_batch
 from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, run_program
 from support.errors import UserError
@@ -151,7 +151,7 @@ def predict(
         whole = {name: image for name, image in batch if isinstance(image, np.ndarray)}
         if whole:
             pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
-            labels, probs = predict_batch(model, pixels, torch.float16 if outputs.probs else None, step)
+            labels, probs = predict_batch(model, pixels, PROBS_DTYPE if outputs.probs else None, step)
             if not model.reader.is_plain:
                 flat.extend(inputs[name] for name, image in whole.items() if (image == image[:1, :1]).all())
             for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from data.classes import read_preset
 from data.dataset import SegmentationDataset
-from distributed import checks
+from distributed import rank_checks
 from distributed.group import Group
 from flags import Config, as_words, without_defaults
 from inference.pseudo import label_folder
@@ -71,7 +71,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     def label_path(name: str) -> Path:
         return folder / f"{name}{cfg.label_suffix}.png"  # a name may contain folders
 
-    checks.check_setup(group, {f"{split} list": dataset})
+    rank_checks.check_setup(group, {f"{split} list": dataset})
     settings |= label_folder.digests(dataset, group)
     label_folder.check_strokes(dataset, group)
     if group.is_main:

@@ -27,13 +27,13 @@ import torch
 import utils
 from data.classes import Classes
 from data.loader import Loader, batched
-from distributed import checks
+from distributed import rank_checks
 from distributed.group import Group, Stopped, gradient_sync
 from distributed.precision import autocast
 from flags import Config
 from inference import report
 from inference.predictor import Predictor
-from inference.scoring import evaluate_split, gather_predictions
+from inference.scoring import evaluate_split
 from losses.criterion import Criterion
 from losses.pixel_accuracy import count_hits
 from support.batch import Batch
@@ -98,7 +98,7 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     run.show_samples(lambda: draw_samples(cfg, train_loader, plan.classes))
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
     # Ranks must start equal. In mid-epoch, batch-norm statistics differ between ranks, so they are not compared then.
-    checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
+    rank_checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
 
@@ -209,11 +209,11 @@ class Trainer:
         # wrapped, or that changes its weights by itself, would diverge between ranks without an error.
         is_first = state.steps_since_start == 0
         if is_first:
-            checks.check_gradients(group, state.raw_model)
+            rank_checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
         state.update(lr, num_images)
         if is_first:
-            checks.check_weights(group, state.raw_model, buffers_averaged=False)
+            rank_checks.check_weights(group, state.raw_model, buffers_averaged=False)
 
         # 4. Log the losses. Metrics reads them one step later, so the CPU does not wait for the GPU here.
         losses = criterion.as_dict(group.sum(parts), progress)
@@ -249,7 +249,7 @@ class Trainer:
         torch.backends.cudnn.benchmark = False  # images have many sizes: cuDNN would measure again for each
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
         with run.metrics.pause():  # exclude the validation from images per second
-            result = evaluate_split(predictor, self.val_loader, group, "validation", keep_pictures=True)
+            result = evaluate_split(predictor, self.val_loader, group, "validation", keep=report.images_to_show)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
         name, score = deciding_score(result.scores, self.classes.names, cfg.background_class)
@@ -257,7 +257,7 @@ class Trainer:
         messages.log_missed(cfg, result.scores, self.classes)
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
         # save() writes the report with the checkpoint, so that both are of the same step.
-        predictions = gather_predictions(result, group) if is_best else {}
+        predictions = report.gather_predictions(result, group) if is_best else {}
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
         return messages.score_text(name, score, result.scores, is_best, state), is_best
 

@@ -16,10 +16,10 @@ from data.dataset import EvalSet, SegmentationDataset, TrainSet, identity_collat
 from data.layout import Split
 from data.loader import Loader
 from data.sampler import EvalBatches, TrainSampler
-from distributed.checks import digest
 from distributed.group import Group
 from distributed.precision import DTYPES, LossScaler
 from distributed.process_group import process_group
+from distributed.rank_checks import digest
 from flags import Config
 from flags.loss_weights import loss_weights, own_losses, read_class_weights
 from flags.shared import LaunchFlags
@@ -122,7 +122,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None =
     name, number = Counter(dataset.names).most_common(1)[0]
     if number > 1 and split != cfg.train_split:
         raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
-    # Ranks that list different files are found later, by distributed.checks.check_setup.
+    # Ranks that list different files are found later, by distributed.rank_checks.check_setup.
     sizes = [size or (0, 0) for size in group.share_work(dataset.checked_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.images import IMAGE_SUFFIXES
+from data.images.files import IMAGE_SUFFIXES
 from support.errors import UserError
 
 Files = dict[str, list[Path]]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.folders import Files, left_out, list_folder
-from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, NO_JPEG
+from data.images import NO_JPEG
+from data.images.files import IMAGE_SUFFIXES, LABEL_SUFFIXES
 from data.plain import ListError, find_flags, find_plain
 from support.errors import InputError, UserError
 from support.files import read_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.folders import list_folder
-from data.images import IMAGE_SUFFIXES, LABEL_SUFFIXES
+from data.images.files import IMAGE_SUFFIXES, LABEL_SUFFIXES
 from support import shell
 from support.errors import UserError
 

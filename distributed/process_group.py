@@ -12,10 +12,10 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from distributed import rendezvous
-from distributed.checks import check_gpus
 from distributed.device import choose_backend, find_device
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS, Lifeline
+from distributed.rank_checks import check_gpus
 from support import launchers, signals
 from support.errors import UserError, in_one_line, reason, report
 from support.signals import exit_at_once, stop_request

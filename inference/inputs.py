@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from data.folders import walk
-from data.images import IMAGE_SUFFIXES
+from data.images.files import IMAGE_SUFFIXES
 from data.images.reader import ImageReader
 from support.errors import InputError, UserError
 from support.shell import quoted

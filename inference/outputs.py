@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from data.classes import Classes
@@ -21,6 +22,7 @@ from support.results import reserve
 
 SUFFIXES = {"masks": "png", "overlays": "jpg", "probs": "npy"}
 RESULTS = [f"{kind}/**/*.{suffix}" for kind, suffix in SUFFIXES.items()]
+PROBS_DTYPE = torch.float16
 NUM_THREADS = 4  # compress and write while the next images are predicted
 MAX_WAITING = 8  # images that wait for a thread
 

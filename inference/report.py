@@ -19,21 +19,23 @@ from data.dataset import EvalSet
 from data.images import encode
 from data.images.files import decode_bytes
 from data.overlays import contours, to_hex
+from distributed.group import Group
 from flags import Config
 from inference.scoring import Evaluation
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from support.labels import IGNORE, single_object
-from training.scores import image_scores
+from training.scores import class_iou, image_scores, mean_iou
 
+NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 TEMPLATE = Path(__file__).with_name("report.html")
 PICTURE_SIZE = 640  # pixels, largest side of a picture; a page with 60 examples then has about 10 MB
 MAX_POINTS = 2000  # of a curve, which is more than a screen shows
 _DATA = re.compile(r'(?<=<script type="application/json" id="data">).*(?=</script>)')
 _CURVES = {"train": ("step", "epoch", "loss", "losses", "lr"), "val": ("step", "epoch", "miou", "pixel_acc", "iou")}
 
-# Values of the error map: right (transparent), wrong, and dark and light stripes for ignored pixels.
-_ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
+# Of the error map: right (transparent), wrong, and dark and light stripes for ignored pixels.
+ERROR_COLOURS = np.array([(0, 0, 0), (255, 59, 48), (40, 44, 52), (108, 114, 124)], np.uint8)
 
 
 def describe_protocol(cfg: Config, weights: str, scales: Sequence[float] = (1.0,), *, flip: bool = False) -> str:
@@ -44,6 +46,30 @@ def describe_protocol(cfg: Config, weights: str, scales: Sequence[float] = (1.0,
     mirrored = ", mirrored too" if flip else ""
     precision = "" if cfg.amp == "none" else f", {cfg.amp}"
     return f"{weights} weights, {size}, {scale}, {windows}{mirrored}{precision}"
+
+
+def images_to_show(counts: np.ndarray) -> list[int]:
+    """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
+
+    counts: see Evaluation.
+    """
+    miou = mean_iou(counts)
+    order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
+    chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
+    for class_ious in np.where(counts[:, 1] > 0, class_iou(counts), np.inf).T:
+        if np.isfinite(class_ious).any():
+            chosen.add(int(class_ious.argmin()))
+    return [index for index in order if index in chosen]
+
+
+def gather_predictions(result: Evaluation, group: Group) -> dict[int, bytes]:
+    """Return {index: PNG of the prediction} of the images to show, by rising mIoU, on every rank. Collective.
+
+    result: from evaluate_split(keep=images_to_show).
+    """
+    chosen = images_to_show(result.counts)
+    shares = group.gather([result.pngs.get(index) for index in chosen])
+    return {index: next(filter(None, pngs)) for index, *pngs in zip(chosen, *shares, strict=True)}
 
 
 def page(
@@ -123,9 +149,9 @@ def _page(content: dict) -> str:
     """Return the HTML page, ASCII only: the template with the content as JSON, and its title."""
     # A file name with "</script>" would end the element that holds the data. JSON allows \u003c for "<".
     blob = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    values = {"title": html.escape(content["title"]), "data": blob}
-    # Replace both in one pass, so that "{{data}}" in a title stays as it is.
-    page = re.sub(r"\{\{(title|data)\}\}", lambda match: values[match[1]], TEMPLATE.read_text(encoding="ascii"))
+    values = {"title": html.escape(content["title"]), "data": blob, "wrong": to_hex(ERROR_COLOURS[1:2])[0]}
+    # Replace all in one pass, so that "{{data}}" in a title stays as it is.
+    page = re.sub(r"\{\{(title|data|wrong)\}\}", lambda match: values[match[1]], TEMPLATE.read_text(encoding="ascii"))
     # File names that are not UTF-8 reach Python as lone surrogates, which only this error handler accepts.
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
@@ -183,7 +209,7 @@ def _error_map(label: np.ndarray, predicted: np.ndarray) -> str:
     rows, columns = np.indices(label.shape)
     stripes = np.where((rows + columns) % 8 < 3, 3, 2)
     errors = np.where(label == IGNORE, stripes, label != predicted).astype(np.uint8)
-    return _palette_png(errors, _ERROR_COLOURS, transparency=0)
+    return _palette_png(errors, ERROR_COLOURS, transparency=0)
 
 
 def _palette_png(indices: np.ndarray, palette: np.ndarray, **options) -> str:

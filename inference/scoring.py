@@ -1,6 +1,7 @@
 """Evaluate a split: predict every image once, over all ranks, and count pixels."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +16,8 @@ from distributed.group import Group
 from inference.predictor import ImagePredictor, Step, each_batch
 from support.batch import EvalBatch
 from training import scores as counting
-from training.scores import Scores, class_counts, class_iou, confusion_matrix, mean_iou, miou_interval
+from training.scores import Scores, class_counts, confusion_matrix, miou_interval
 
-NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 NUM_EXAMPLES = 4  # pictures of each validation on the boards
 
 
@@ -53,12 +53,18 @@ class Evaluation:
 
 
 def evaluate_split(
-    predictor: ImagePredictor, loader: Loader, group: Group, title: str, *, keep_pictures: bool = False
+    predictor: ImagePredictor,
+    loader: Loader,
+    group: Group,
+    title: str,
+    keep: Callable[[np.ndarray], list[int]] | None = None,
 ) -> Evaluation:
     """Predict each image of a split once, over all ranks, and return their Evaluation. Collective.
 
-    title: names the progress bar. keep_pictures: keep the predictions that images_to_show() may choose, and this rank's
-    first NUM_EXAMPLES images. Raises Stopped on all ranks if one of them got a signal.
+    title: names the progress bar. keep: chooses the images whose predictions are kept, beside this rank's first
+    NUM_EXAMPLES images: takes the counts of some images (see Evaluation), and returns indices into them. What it does
+    not choose among some images it must not choose among more. None: keep none. Raises Stopped on all ranks if one of
+    them got a signal.
     """
     dataset = loader.dataset
     confusion, counts = (
@@ -75,11 +81,11 @@ def evaluate_split(
             of_image = confusion_matrix(predicted, label, dataset.num_classes)
             confusion.add_(of_image)
             counts[index] = class_counts(of_image)
-            if keep_pictures and len(examples) < NUM_EXAMPLES:
+            if keep and len(examples) < NUM_EXAMPLES:
                 examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
-        if keep_pictures:
-            kept = sorted([*pngs, *batch.indices])  # an image not chosen among these is not chosen among all
-            kept = [kept[number] for number in images_to_show(counts[kept].cpu().numpy())]
+        if keep:
+            kept = sorted([*pngs, *batch.indices])
+            kept = [kept[number] for number in keep(counts[kept].cpu().numpy())]
             new = {index: values for index, values in zip(batch.indices, predictions, strict=True) if index in kept}
             pngs.update({index: label_png(values.cpu().numpy()) for index, values in new.items()})
             for index in pngs.keys() - set(kept):
@@ -87,27 +93,3 @@ def evaluate_split(
 
     each_batch(predictor, loader, loader.batch_sampler.sizes, group, score, title)
     return Evaluation(dataset.names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs, examples)
-
-
-def images_to_show(counts: np.ndarray) -> list[int]:
-    """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
-
-    counts: see Evaluation.
-    """
-    miou = mean_iou(counts)
-    order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
-    chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
-    for class_ious in np.where(counts[:, 1] > 0, class_iou(counts), np.inf).T:
-        if np.isfinite(class_ious).any():
-            chosen.add(int(class_ious.argmin()))
-    return [index for index in order if index in chosen]
-
-
-def gather_predictions(result: Evaluation, group: Group) -> dict[int, bytes]:
-    """Return {index: PNG of the prediction} of the images to show, by rising mIoU, on every rank. Collective.
-
-    result: from evaluate_split(keep_pictures=True).
-    """
-    chosen = images_to_show(result.counts)
-    shares = group.gather([result.pngs.get(index) for index in chosen])
-    return {index: next(filter(None, pngs)) for index, *pngs in zip(chosen, *shares, strict=True)}

@@ -16,7 +16,7 @@ import torch
 import models
 from data.classes import Classes, read_classes
 from data.images.reader import ImageReader
-from distributed import checks
+from distributed import rank_checks
 from distributed.device import find_device
 from distributed.group import Group, Stopped
 from distributed.precision import resolve, resolve_amp
@@ -75,7 +75,7 @@ def run_program(reader: FlagReader, argv: list[str] | None, work: Callable[[Any,
         start_logging(flags.log_level, is_main=group.is_main)
         for note in flags.notes:
             log.info(note)
-        checks.check_flags(group, vars(flags), per_rank(flags))
+        rank_checks.check_flags(group, vars(flags), per_rank(flags))
         try:
             return work(flags, overrides, group) or 0
         except Stopped as stop:
@@ -209,7 +209,7 @@ def load_on_ranks(flags: InferenceFlags, overrides: dict, group: Group) -> tuple
     trained = TrainedModel(flags.checkpoint, overrides)
     trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
     predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
-    checks.check_weights(group, predictor.model, buffers_averaged=True)
+    rank_checks.check_weights(group, predictor.model, buffers_averaged=True)
     return trained, predictor
 
 

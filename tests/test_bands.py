@@ -461,10 +461,10 @@ def test_an_image_that_lacks_a_band_stops_all_processes(data, tmp_path):
 def test_the_check_reads_as_training_does_and_finds_bad_values(data, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(data["deep"], root)
-    summary, findings = check(root, bands=tuple(BANDS))
+    counts, findings = check(root, bands=tuple(BANDS))
     assert not findings.sorted()
     low_high = " ".join(map(str, json.loads((root / "low_high.json").read_text())))
-    assert f"--value_range {low_high} " in " ".join(summary.notes)
+    assert f"--value_range {low_high} " in " ".join(counts.notes)
     values = tifffile.imread(root / "images/train/b.tif")
     write(root / "images/train/b.tif", values, extratags=[(42113, 2, 0, str(values[0, 0, 4]), True)])
     write(root / "images/train/c.tif", np.full_like(values, 500))

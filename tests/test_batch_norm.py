@@ -8,9 +8,9 @@ from test_fused import make, ours_of, trained
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from distributed.checks import check_weights
 from distributed.group import Group
 from distributed.process_group import process_group
+from distributed.rank_checks import check_weights
 from models.layers import blocks
 from models.layers import norm as batch_norm
 from models.layers.fused import norm_relu

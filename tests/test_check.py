@@ -18,7 +18,7 @@ from data.layout import find_split
 from support.errors import UserError
 from tools.check import commands
 from tools.check.__main__ import check, main
-from tools.check.findings import ERRORS, WARNINGS
+from tools.check.rules import ERRORS, WARNINGS
 from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
@@ -188,9 +188,9 @@ def test_clean_data_is_clean_and_warnings_alone_give_1(clean, tmp_path, capsys):
 def test_classes_of_the_data_sets_own_file(clean, tmp_path, capsys):
     root = shutil.copytree(clean, tmp_path / "data")
     (root / "classes.txt").write_text("ground\ndisc #ff0000\nsquare\n")
-    summary, findings = check(root)
-    assert [row.name for row in summary.classes] == ["ground", "disc", "square"]
-    assert (summary.class_file, findings.status) == (str(root / "classes.txt"), 0)
+    counts, findings = check(root)
+    assert [row.name for row in counts.classes] == ["ground", "disc", "square"]
+    assert (counts.class_file, findings.status) == (str(root / "classes.txt"), 0)
     assert f"classes: --numclasses 3 (named by {root / 'classes.txt'})" in report(root, capsys, 0)
     # Its colours are known where a mask has them.
     Drawn(root).pair("train/colour", mask=np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[label(0, 1)])
@@ -275,13 +275,13 @@ def test_annotations_in_csv_are_named(tmp_path):
 
 
 def test_numbers_of_the_summary(clean):
-    summary, _ = check(clean, val_path="masks")
-    assert summary.images == {"train": 3, "val": 1}
-    assert summary.sizes == {"64x48": 4}
-    assert summary.num_classes == 3
+    counts, _ = check(clean, val_path="masks")
+    assert counts.images == {"train": 3, "val": 1}
+    assert counts.sizes == {"64x48": 4}
+    assert counts.num_classes == 3
     # Stripes of 64 columns in three: 22, 21, 21 wide
-    assert [row.pixels["val"] for row in summary.classes] == [22 * 48, 21 * 48, 21 * 48]
-    assert [row.images["train"] for row in summary.classes] == [3, 3, 3]
+    assert [row.pixels["val"] for row in counts.classes] == [22 * 48, 21 * 48, 21 * 48]
+    assert [row.images["train"] for row in counts.classes] == [3, 3, 3]
     assert infer_num_classes([]) == 2  # as few as --numclasses may be
 
 
@@ -313,10 +313,10 @@ def test_objects_of_255_without_splits_are_read_as_train_py_will(tmp_path, capsy
 
 
 def test_real_dense_data_is_clean(camvid):
-    summary, findings = check(camvid, numclasses=11, classes="camvid", workers=2)
+    counts, findings = check(camvid, numclasses=11, classes="camvid", workers=2)
     assert [finding.code for finding in findings.sorted()] == []
-    assert summary.images == {"train": 367, "val": 101}
-    assert summary.sizes == {"480x360": 468}
+    assert counts.images == {"train": 367, "val": 101}
+    assert counts.sizes == {"480x360": 468}
 
 
 def test_class_numbers_whose_colours_differ_between_palettes_are_an_error(tmp_path, capsys):

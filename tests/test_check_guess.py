@@ -141,8 +141,8 @@ def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys):
         put(tmp_path / f"labels/{name}.png", label(0, 1, 2))
     words = last_words(tmp_path, capsys, 2, mark="to fix: ")
     assert words == [str(tmp_path), "--val", "0.2", "--label_path", "labels"]
-    summary, findings = check(tmp_path)
-    assert [row.pixels["all"] for row in summary.classes] == [3 * 22 * 48, 3 * 21 * 48, 3 * 21 * 48]
+    counts, findings = check(tmp_path)
+    assert [row.pixels["all"] for row in counts.classes] == [3 * 22 * 48, 3 * 21 * 48, 3 * 21 * 48]
     assert [(finding.code, finding.notes) for finding in findings.sorted()] == [("no-split", ["no train and no val"])]
 
 
@@ -190,7 +190,7 @@ def test_values_that_the_map_lacks_are_a_finding(tmp_path):
     drawn = Drawn(tmp_path)
     drawn.pair("train/a", mask=label(0, 128, 255))
     drawn.pair("val/b", mask=label(0, 255))
-    summary, findings = check(tmp_path, label_map="binary")
+    counts, findings = check(tmp_path, label_map="binary")
     found = {finding.code: (finding.files, finding.notes) for finding in findings.sorted()}
     assert found == {"label-not-listed": (["masks/train/a.png"], [f"128 in {21 * 48} pixel(s)"])}
-    assert summary.num_classes == 2
+    assert counts.num_classes == 2

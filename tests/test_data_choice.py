@@ -17,7 +17,7 @@ from support.errors import UserError
 from tools.check.__main__ import main as check_data
 from training import settle
 from training.data import find_masks, find_training_files
-from training.data_choice import choose_classes, choose_layout
+from training.data_flags import choose_classes, choose_layout
 
 CPU = Group(torch.device("cpu"))
 

@@ -10,7 +10,8 @@ from conftest import ALONE
 from PIL import Image
 
 from data.sampler import EvalBatches
-from inference.scoring import evaluate_split, gather_predictions
+from inference.report import gather_predictions, images_to_show
+from inference.scoring import evaluate_split
 from support.batch import EvalBatch
 
 NUM_IMAGES, WORST = 60, 37
@@ -69,7 +70,7 @@ class Batches(list):
 
 def scored(indices: list[int], size: int = 4):
     predictor = SimpleNamespace(labels=lambda images, step: images[..., 0], num_windows=lambda size: 1)
-    return evaluate_split(predictor, Batches(batches(indices, size)), ALONE, "images", keep_pictures=True)
+    return evaluate_split(predictor, Batches(batches(indices, size)), ALONE, "images", keep=images_to_show)
 
 
 @pytest.mark.parametrize("size", [1, 7, 60])

@@ -29,7 +29,7 @@ from conftest import (
 )
 
 from data.demo import draw_dataset
-from distributed import checks, lifeline
+from distributed import lifeline, rank_checks
 from distributed.rendezvous import Deadline
 from support.signals import StopRequest
 from training import checkpoint
@@ -262,14 +262,14 @@ def test_full_disk_stops_all_ranks_and_leaves_a_whole_checkpoint(tmp_path, small
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_checksum_changes_with_any_bit_and_with_neighbours_that_change_places(dtype):
     value = (torch.arange(3000) % 2).to(dtype).view(3, 1000).t()  # not contiguous
-    before = checks._checksum(value)
-    assert checks._checksum(value.clone(memory_format=torch.contiguous_format)) == before
+    before = rank_checks._checksum(value)
+    assert rank_checks._checksum(value.clone(memory_format=torch.contiguous_format)) == before
     for place in (0, 1234, 2999):
         changed = value.clone(memory_format=torch.contiguous_format).view(-1)
         changed.view(torch.uint8)[place * value.element_size()] ^= 1
-        assert checks._checksum(changed.view(1000, 3)) != before
+        assert rank_checks._checksum(changed.view(1000, 3)) != before
     swapped = value.clone(memory_format=torch.contiguous_format).view(-1)
     first = next(place for place in range(2998) if swapped[place] != swapped[place + 1])
     swapped[[first, first + 1]] = swapped[[first + 1, first]]
-    assert checks._checksum(swapped.view(1000, 3)) != before
-    assert checks._checksum(torch.zeros((), dtype=dtype)) == 0
+    assert rank_checks._checksum(swapped.view(1000, 3)) != before
+    assert rank_checks._checksum(torch.zeros((), dtype=dtype)) == 0

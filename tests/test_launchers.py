@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from conftest import refused
 
-from distributed import checks, device, rendezvous
+from distributed import device, rank_checks, rendezvous
 from support import launchers, program
 from support.errors import UserError
 from support.launchers import Launch
@@ -149,7 +149,7 @@ def test_two_ranks_on_one_gpu_are_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="H100", uuid="GPU-a"))
     group = SimpleNamespace(device=torch.device("cuda"), gather=lambda value: [value, value])
     with pytest.raises(UserError, match="ranks 0 and 1 are both on H100 GPU-a of "):
-        checks.check_gpus(group)
+        rank_checks.check_gpus(group)
 
 
 def test_backend_is_nccl_on_cuda_except_on_windows(monkeypatch):

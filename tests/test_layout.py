@@ -13,7 +13,7 @@ from data.dataset import EvalSet
 from data.folders import left_out, list_folder
 from data.images import read_label
 from data.layout import find_split
-from distributed.checks import digest
+from distributed.rank_checks import digest
 from support.errors import UserError
 from support.files import write_atomic
 from tools.check.__main__ import check

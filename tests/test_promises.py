@@ -30,7 +30,7 @@ from inference.pseudo.random_walk import best_class
 from models.lorm import foreground_mask
 from support.errors import UserError
 from tools.check.__main__ import READER as CHECK
-from tools.check.survey import Paths
+from tools.check.files import Paths
 from tools.split import split
 from training import checkpoint, checkpoint_content
 from training.record import folder as run_folder

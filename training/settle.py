@@ -14,7 +14,7 @@ from data.images.deep import any_header
 from data.images.resize import large_images
 from data.label_check import check_sample
 from data.layout import Split
-from distributed import checks
+from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags, describe, own_code
@@ -31,7 +31,7 @@ from support.user_code import is_own_network, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
-from training.data_choice import choose_classes, choose_layout, choose_values
+from training.data_flags import choose_classes, choose_layout, choose_values
 from training.plan import Plan
 from training.record import folder, messages
 
@@ -47,7 +47,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     """
     messages.log_launch(cfg, group)
     # Ranks with other flags would call other collectives, and wait for each other. So compare flags first.
-    checks.check_flags(group, vars(cfg), per_rank(cfg))
+    rank_checks.check_flags(group, vars(cfg), per_rank(cfg))
 
     # 1. What the flags name: the checkpoint to resume, the classes, the files of both splits.
     prepare_demo_data(cfg, group)
@@ -85,7 +85,7 @@ def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
     if shared := [paths["image"] for paths in files["val"].files if paths["image"] in train_images]:
         problem = f"{len(shared)} validation image(s) are in the training list, too, such as {shared[0]}"
         log.warning(f"{problem}: their scores say nothing about new images")
-    checks.check_setup(group, {"training list": sets["train"], "validation list": sets["val"]})
+    rank_checks.check_setup(group, {"training list": sets["train"], "validation list": sets["val"]})
     command = messages.data_check_command(cfg)
     check_sample(files["train"].files, files["val"].files, cfg.numclasses, command, group.share_work, **options)
 

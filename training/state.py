@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from distributed import checks
+from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import LossScaler
 from models.pretrained import load_weights
@@ -93,7 +93,7 @@ class TrainState:
         """
         for model in self.all_models:
             group.average_buffers(model)
-        checks.check_weights(group, self.raw_model, buffers_averaged=True)
+        rank_checks.check_weights(group, self.raw_model, buffers_averaged=True)
         if group.world_size > 1:
             log.debug(f"epoch {self.epoch + 1}: weights are equal on all {group.world_size} ranks")
 

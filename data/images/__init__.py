@@ -15,9 +15,6 @@ from data.label_map import UNLISTED, LabelMap
 from support.errors import InputError, NotRGBError
 from support.labels import IGNORE
 
-# In order of preference; letter case does not matter.
-IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
 LABEL_MODES = ("P", "L", "1", "I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes with one channel of integers
 NO_JPEG = files.LOSSY.format("JPEG")
 END_OF_JPEG = b"\xff\xd9"

@@ -17,6 +17,9 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageErr
 
 from support.errors import InputError, NotRGBError, UserError
 
+# In order of preference; letter case does not matter.
+IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
 # By content, whatever the suffix; MPO counts as JPEG. PIL would start another program for PostScript.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
 # What the caller of opened() needs; its messages end with it.

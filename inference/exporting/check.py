@@ -1,22 +1,57 @@
 """Check that an exported file predicts what PyTorch predicts."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from data.images.reader import ImageReader
+from data.images.resize import shrink
 from inference.exporting.graph import whole_image_logits
 from inference.predictor import Predictor
+from inference.trained import TrainedModel
 from models.custom import CustomNetwork
 from support.errors import UserError
+from support.progress import progress_bar
 from support.user_code import describe
+from training.data import find_masks
 
 log = logging.getLogger("segtrain")
+
+# Images to compare on.
+RANDOM_SIZES = ((7, 13), (64, 48), (17, 130), (75, 53))  # odd sizes, multiples of 8, one long side
+RANDOM_BATCHES = (1, 3)
+NUM_IMAGES = 4  # of the validation list
 
 # Allowed difference of logits and probabilities, as a fraction of the largest logit. Other runtimes sum in another
 # order; PyTorch rounds the inputs of convolutions to 10 bits on CUDA (TF32).
 TOLERANCE = {"cpu": 2e-5, "cuda": 2e-3}
+
+
+def find_images(trained: TrainedModel) -> list[Path]:
+    """Return the first NUM_IMAGES image files of the checkpoint's val list; [] if its data set is not there."""
+    try:
+        files = find_masks(trained.cfg, trained.cfg.val_split).files
+    except UserError as error:
+        log.info(f"checking with random images only: {error}")
+        return []
+    return [item["image"] for item in files[:NUM_IMAGES]]
+
+
+def load_images(files: list[Path], reader: ImageReader, long_side: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield batches (B, H, W, 3) uint8 on `device`: random images, then each image file as a batch of one.
+
+    A file's image is shrunk to `long_side`, as the model gets it; 0: it is not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for size in RANDOM_SIZES:
+        for batch in RANDOM_BATCHES:
+            yield torch.randint(0, 256, (batch, *size, 3), dtype=torch.uint8, generator=generator).to(device)
+    for file in progress_bar(files, total=len(files), title="real images", unit="image", enabled=bool(files)):
+        image = reader.read(file)
+        yield torch.from_numpy(shrink({"image": image}, long_side)["image"])[None].to(device)
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from torch import Tensor
 from data.dataset import SegmentationDataset
 from data.images import label_png, read_label
 from data.sampler import EvalBatches
-from distributed import checks
+from distributed import rank_checks
 from distributed.group import Group
 from flags import Config
 from flags.programs import PseudoFlags
@@ -58,12 +58,12 @@ def map_files(work: Callable[[Path], Any], files: list[Path], group: Group, titl
 
 def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
     """Return digests of the names, the images and the scribbles: if one changes, so do the labels."""
-    result = {"images": checks.digest(dataset.listing)}
+    result = {"images": rank_checks.digest(dataset.listing)}
     for name, kind in {"pixels": "image", "scribbles": "label"}.items():
         if kind not in dataset.folders:
             continue
         contents = map_files(sha256, [files[kind] for files in dataset.files], group, f"reading {name}")
-        result[name] = checks.digest(list(map(str, contents)))
+        result[name] = rank_checks.digest(list(map(str, contents)))
     return result
 
 

@@ -38,12 +38,12 @@ from support.processes import ThreadPool, work_on
 from support.progress import progress_bar
 from support.terminal import say
 from tools.check.commands import conversion, fix_lines, training_lines
-from tools.check.findings import Findings
-from tools.check.measure import measure
+from tools.check.counts import Counts
+from tools.check.detect import check_classes, find_faults
+from tools.check.facts import read_facts
+from tools.check.files import WHOLE, Paths, find_files
 from tools.check.report import report_lines
-from tools.check.rules import check_classes, find_faults
-from tools.check.summary import Summary
-from tools.check.survey import WHOLE, Paths, survey
+from tools.check.rules import Findings
 
 NUM_THREADS = 4  # to look at images before all files are measured
 
@@ -68,8 +68,8 @@ class CheckFlags(Paths):
 READER = FlagReader(CheckFlags, "-m tools.check", "Check a data set; change nothing.")
 
 
-def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findings]:
-    """Check a data set and return (summary, findings): its numbers, and what is wrong with it.
+def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Counts, Findings]:
+    """Check a data set and return (counts, findings): its numbers, and what is wrong with it.
 
     root, workers, flags: fields of CheckFlags. Raises UserError if root holds no data set, or if a flag or the data
     set's file of classes is invalid.
@@ -81,46 +81,48 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Summary, Findi
         problem = conversion(root)
         raise UserError(f"{root}: {problem}" if problem else str(error).removesuffix(find_flags(root))) from None
     paths: CheckFlags = dataclasses.replace(args, **guessed)  # type: ignore[arg-type]  # all of them are str
-    present, samples = survey(root, dataset, paths, args.splits or paths.split_names, findings)
+    present, samples = find_files(root, dataset, paths, args.splits or paths.split_names, findings)
     if not any(sample.labels for sample in samples) and (problem := conversion(root)):
         raise UserError(f"{root}: {problem}")
-    summary = Summary(str(root), dataset, num_classes_given=args.numclasses is not None, splits=paths.split_names)
-    summary.repeats = findings.repeats
+    counts = Counts(str(root), dataset, num_classes_given=args.numclasses is not None, splits=paths.split_names)
+    counts.repeats = findings.repeats
     names = [item.name for item in dataclasses.fields(Paths)]
-    summary.flags = {name: value for name in names if (value := getattr(paths, name))}
+    counts.flags = {name: value for name in names if (value := getattr(paths, name))}
     chosen = {name: getattr(args, name) for name in ("dataset", "numclasses", "classes", *names)}
-    summary.given = {name: value for name, value in chosen.items() if value}
-    summary.class_file, num_classes = args.classes or class_file(root), args.numclasses
-    if summary.class_file:
-        num_classes = len(read_classes(summary.class_file, num_classes).names)
+    counts.given = {name: value for name, value in chosen.items() if value}
+    counts.class_file, num_classes = args.classes or class_file(root), args.numclasses
+    if counts.class_file:
+        num_classes = len(read_classes(counts.class_file, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
     train_images = [item.image.path for item in samples if {paths.split_names[0], WHOLE} & set(item.splits)]
     others = [item.image.path for item in samples if not {paths.split_names[0], WHOLE} & set(item.splits)]
-    reader = choose_reader(paths, train_images, others, summary)
-    facts = work_on(partial(measure, reader=reader, label_map=label_map), samples, workers, "image", "reading")
+    reader = choose_reader(paths, train_images, others, counts)
+    facts = work_on(partial(read_facts, reader=reader, label_map=label_map), samples, workers, "image", "reading")
     if dataset in DENSE and not label_map and num_classes in (None, 2):
         of_train = {paths.split_names[0], WHOLE}
         train = [item.labels["mask"] for item in facts if of_train & set(item.splits) and "mask" in item.labels]
         if holds_only_255([mask.values for mask in train]):  # as train.py
-            summary.flags["label_map"], num_classes = "binary", 2
+            counts.flags["label_map"], num_classes = "binary", 2
             label_map = read_label_map("binary", num_classes)
-            facts = work_on(partial(measure, reader=reader, label_map=label_map), samples, workers, "image", "reading")
-            summary.notes.append("masks hold only 0 and 255: 255 is read as class 1")
+            facts = work_on(
+                partial(read_facts, reader=reader, label_map=label_map), samples, workers, "image", "reading"
+            )
+            counts.notes.append("masks hold only 0 and 255: 255 is read as class 1")
     if not num_classes:
         num_classes = infer_num_classes({v for item in facts for label in item.labels.values() for v in label.classes})
-    named = read_classes(summary.class_file, num_classes)
+    named = read_classes(counts.class_file, num_classes)
     find_faults(facts, named, findings)
-    summary.count(facts, present, named.names)
-    check_classes(summary, findings)
-    return summary, findings
+    counts.fill_in(facts, present, named.names)
+    check_classes(counts, findings)
+    return counts, findings
 
 
-def choose_reader(paths: Paths, images: list[Path], others: list[Path], summary: Summary) -> ImageReader:
-    """Return the ImageReader that train.py would use, and note its flags in the summary.
+def choose_reader(paths: Paths, images: list[Path], others: list[Path], counts: Counts) -> ImageReader:
+    """Return the ImageReader that train.py would use, and note its flags in the counts.
 
-    images, others: those of the training split and of the others. Files that cannot be read do not count: measure()
+    images, others: those of the training split and of the others. Files that cannot be read do not count: read_facts()
     finds them.
     """
 
@@ -137,8 +139,8 @@ def choose_reader(paths: Paths, images: list[Path], others: list[Path], summary:
         train = [path for path in readable if path in set(images)]
         val = [path for path in readable if path not in set(images)]
         choices, warnings = choose_reading(train, val, given, pool.map) if train else ({}, [])
-    summary.notes += [f"images are read with {describe(choices)}"] if choices else []
-    summary.notes += warnings
+    counts.notes += [f"images are read with {describe(choices)}"] if choices else []
+    counts.notes += warnings
     chosen = given | {name: value for name, (value, _) in choices.items()}
     return ImageReader(chosen["bands"], chosen["value_range"])
 
@@ -151,21 +153,21 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         folders = [args.root / name for name in (args.image_path, args.train_path, args.val_path) if name]
         check_file(args.json, "--json", mark='"findings": [', inputs=folders, suffix=".json")
-    summary, findings = check(**vars(args))
-    say(*report_lines(summary, findings))
+    counts, findings = check(**vars(args))
+    say(*report_lines(counts, findings))
     if args.json:
         listed = [dataclasses.asdict(finding) for finding in findings.sorted()]
-        content = {"status": findings.status} | dataclasses.asdict(summary) | {"findings": listed}
+        content = {"status": findings.status} | dataclasses.asdict(counts) | {"findings": listed}
         write_atomic(args.json, json.dumps(content, indent=1) + "\n")
     if findings.status == 2:
-        lines = fix_lines(summary, findings)
+        lines = fix_lines(counts, findings)
     elif parsed.config_file:  # it has the settings, too
         config, stage = parsed.config_file
         stages = ["--stage", stage] if stage else []
         command = shell.python_command("train.py", "--config", config, *stages, "--dataset_path", args.root)
         lines = [f"to train: {command}"]
     else:
-        lines = training_lines(summary)
+        lines = training_lines(counts)
     say(*lines)
     return findings.status
 

@@ -12,28 +12,28 @@ from flags import Config, as_dict, as_words
 from flags.recipe import CPU, CUDA, choose_flags
 from support import shell
 from support.labels import DENSE
-from tools.check.findings import Findings
-from tools.check.summary import Summary
-from tools.check.survey import Paths
+from tools.check.counts import Counts
+from tools.check.files import Paths
+from tools.check.rules import Findings
 from tools.convert.find import NUMBERS, describe, find_kinds
 from tools.convert.formats.colours import has_colours
 
 
-def training_lines(summary: Summary) -> list[str]:
+def training_lines(counts: Counts) -> list[str]:
     """Return lines of text that say how to train on data without errors; the last line ends with the command.
 
     If the training or the validation split was not checked, the command checks both splits instead.
     """
-    if not set(summary.splits) <= set(summary.images):
-        command = shell.python_command(*_check_again(summary))
-        return [f"training needs the splits {' and '.join(summary.splits)}; to check both: {command}"]
-    choices = _choices(summary)
-    program = ["train.py", "--dataset_path", summary.root, *as_words(summary.given)]
-    if summary.dataset == "ScribbleOnly" and "train_path" not in summary.flags:
-        program = ["-m", "tools.scribbles.pipeline", summary.root, "log/scribbles"]
-        program += as_words({"numclasses": summary.num_classes})
-        program += ["--classes", summary.class_file] if summary.class_file else []
-        program += as_words(summary.flags)
+    if not set(counts.splits) <= set(counts.images):
+        command = shell.python_command(*_check_again(counts))
+        return [f"training needs the splits {' and '.join(counts.splits)}; to check both: {command}"]
+    choices = _choices(counts)
+    program = ["train.py", "--dataset_path", counts.root, *as_words(counts.given)]
+    if counts.dataset == "ScribbleOnly" and "train_path" not in counts.flags:
+        program = ["-m", "tools.scribbles.pipeline", counts.root, "log/scribbles"]
+        program += as_words({"numclasses": counts.num_classes})
+        program += ["--classes", counts.class_file] if counts.class_file else []
+        program += as_words(counts.flags)
         # The pipeline also trains from pseudo-labels, for which the recipe may choose another --lr.
         choices = {name: choice for name, choice in choices.items() if name != "lr"}
     width = max(len(f"{name} {value}") for name, (value, _) in choices.items())
@@ -43,69 +43,69 @@ def training_lines(summary: Summary) -> list[str]:
     return [*lines, f"to train: {shell.python_command(*program)}"]
 
 
-def _choices(summary: Summary) -> dict[str, tuple[Any, str]]:
+def _choices(counts: Counts) -> dict[str, tuple[Any, str]]:
     """Return what the recipe chooses for a data set, on a GPU of this machine or on its CPU."""
     device, memory = CPU, 0.0
     if torch.cuda.is_available():
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
-    sizes, num_train = summary.image_sizes, summary.images[summary.splits[0]] + summary.repeats
+    sizes, num_train = counts.image_sizes, counts.images[counts.splits[0]] + counts.repeats
     large, _ = large_images(sizes, device.crop_size)
     options: dict = {"memory": memory, "large": large}
-    options["class_names"] = [row.name for row in summary.classes] if summary.class_file else []
-    if summary.dataset in DENSE:
-        pixels = [row.pixels.get(summary.splits[0], 0) for row in summary.classes]
+    options["class_names"] = [row.name for row in counts.classes] if counts.class_file else []
+    if counts.dataset in DENSE:
+        pixels = [row.pixels.get(counts.splits[0], 0) for row in counts.classes]
         options["shares"] = [number / max(sum(pixels), 1) for number in pixels]
-    classes = max(summary.num_classes, 2)
-    flags = as_dict(Config(dataset=summary.dataset, label_map=summary.flags.get("label_map", ""), numclasses=classes))
+    classes = max(counts.num_classes, 2)
+    flags = as_dict(Config(dataset=counts.dataset, label_map=counts.flags.get("label_map", ""), numclasses=classes))
     return choose_flags(flags, (), device, num_train, sizes, **options)
 
 
-def fix_lines(summary: Summary, findings: Findings) -> list[str]:
+def fix_lines(counts: Counts, findings: Findings) -> list[str]:
     """Return a line with the command for the first finding that a command can fix, or no line."""
-    codes, again = {finding.code for finding in findings.sorted()}, _check_again(summary)
+    codes, again = {finding.code for finding in findings.sorted()}, _check_again(counts)
     if "mask-lossy" in codes:
         return []  # no command mends them
     if codes & {"mask-colour", "palette-differs"}:
-        commands = _convert_colours(summary, findings)
-    elif "label-binary-255" in codes and not any(any(row.pixels.values()) for row in summary.classes[2:]):
-        commands = [[*again, "--label_map", "binary", *([] if summary.class_file else ["--numclasses", 2])]]
+        commands = _convert_colours(counts, findings)
+    elif "label-binary-255" in codes and not any(any(row.pixels.values()) for row in counts.classes[2:]):
+        commands = [[*again, "--label_map", "binary", *([] if counts.class_file else ["--numclasses", 2])]]
     elif "no-split" in codes and codes.isdisjoint(("image-without-label", "two-files-of-one-name")):
-        commands = [_split(summary)]
+        commands = [_split(counts)]
     else:
         return []
     return [f"to fix: {' && '.join(shell.python_command(*words) for words in commands)}"]
 
 
-def _check_again(summary: Summary) -> list[object]:
-    return ["-m", "tools.check", summary.root, "--dataset", summary.dataset, *as_words(summary.flags)]
+def _check_again(counts: Counts) -> list[object]:
+    return ["-m", "tools.check", counts.root, "--dataset", counts.dataset, *as_words(counts.flags)]
 
 
-def _split(summary: Summary) -> list[object]:
+def _split(counts: Counts) -> list[object]:
     """Return the words of the command that splits a data set in plain folders."""
-    root, paths = Path(summary.root), Paths(**summary.flags)
+    root, paths = Path(counts.root), Paths(**counts.flags)
     images, masks, _ = find_whole(root, images=paths.image_path, masks=paths.val_path)
     usual = {"image_path": (images, IMAGES), "label_path": (masks, MASKS[0])}
     flags = {name: folder.relative_to(root).as_posix() for name, (folder, end) in usual.items() if folder != root / end}
-    return ["-m", "tools.split", root, "--val", "0.2", *as_words(flags), *_endings(summary, "label_map")]
+    return ["-m", "tools.split", root, "--val", "0.2", *as_words(flags), *_endings(counts, "label_map")]
 
 
-def _endings(summary: Summary, *more: str) -> list[str]:
+def _endings(counts: Counts, *more: str) -> list[str]:
     names = ("image_suffix", "label_suffix", *more)
-    return as_words({name: summary.flags[name] for name in names if name in summary.flags})
+    return as_words({name: counts.flags[name] for name in names if name in counts.flags})
 
 
-def _convert_colours(summary: Summary, findings: Findings) -> list[list[object]]:
+def _convert_colours(counts: Counts, findings: Findings) -> list[list[object]]:
     """Return the words of the commands that convert labels in colours: one, or one for each split of plain folders."""
-    root, paths = Path(summary.root), Paths(**summary.flags)
-    start, out, ends = ["-m", "tools.convert", "colours"], new_folder(root), _endings(summary)
-    classes = ["--classes", summary.class_file] if summary.class_file else []
-    if summary.dataset != "Folder":
+    root, paths = Path(counts.root), Paths(**counts.flags)
+    start, out, ends = ["-m", "tools.convert", "colours"], new_folder(root), _endings(counts)
+    classes = ["--classes", counts.class_file] if counts.class_file else []
+    if counts.dataset != "Folder":
         strokes = first_folder(root, paths.train_path, SCRIBBLES)
         files = [root / file for item in findings.sorted() if item.code == "mask-colour" for file in item.files]
-        if not (summary.has_strokes and any(file.is_relative_to(strokes) for file in files)):
+        if not (counts.has_strokes and any(file.is_relative_to(strokes) for file in files)):
             return [[*start, root, out, *ends]]
         images = first_folder(root, paths.image_path, "JPEGImages")
-        if (file := Path(summary.class_file)).is_file() and not has_colours(file):  # a preset has colours
+        if (file := Path(counts.class_file)).is_file() and not has_colours(file):  # a preset has colours
             classes = []
         return [[*start, strokes, out, "--scribbles", "--images", images, *classes, *ends]]
     ends += classes

@@ -4,66 +4,66 @@ import re
 
 from flags import as_words
 from support.errors import shortened
-from tools.check.findings import Findings
-from tools.check.summary import Summary
+from tools.check.counts import Counts
+from tools.check.rules import Findings
 
 LAYOUTS = {"Folder": "plain folders", "Dense": "PASCAL VOC's layout"}
 NUM_SIZES = 4
 NUM_EXAMPLES = 3
 
 
-def report_lines(summary: Summary, findings: Findings) -> list[str]:
+def report_lines(counts: Counts, findings: Findings) -> list[str]:
     """Return the report as lines of text: layout, splits, image sizes and number of classes; classes; findings."""
-    layout = LAYOUTS.get(summary.dataset, "ScribbleSup's layout (VOC with scribbles)")
-    lines = [f"{summary.root}: {layout}, for --dataset {summary.dataset}"]
-    read = as_words(summary.flags)
+    layout = LAYOUTS.get(counts.dataset, "ScribbleSup's layout (VOC with scribbles)")
+    lines = [f"{counts.root}: {layout}, for --dataset {counts.dataset}"]
+    read = as_words(counts.flags)
     lines += [f"  read with {' '.join(read)}"] if read else []
-    for split, count in summary.images.items():
-        labels = ", ".join(f"{kind} {files}" for kind, files in summary.labels[split].items()) or "none"
-        ignored = f"; {summary.ignored[split]:.1%} of their pixels ignored" if summary.labels[split] else ""
+    for split, count in counts.images.items():
+        labels = ", ".join(f"{kind} {files}" for kind, files in counts.labels[split].items()) or "none"
+        ignored = f"; {counts.ignored[split]:.1%} of their pixels ignored" if counts.labels[split] else ""
         lines.append(f"  {split}: {count} images; labels: {labels}{ignored}")
-    if summary.repeats:
-        repeats = f"{summary.repeats} more line(s) for {summary.splits[0]} repeat images"
+    if counts.repeats:
+        repeats = f"{counts.repeats} more line(s) for {counts.splits[0]} repeat images"
         lines.append(f"  {repeats}: training reads all lines")
-    sizes = ", ".join(f"{size} ({count})" for size, count in list(summary.sizes.items())[:NUM_SIZES]) or "none"
-    more = len(summary.sizes) - NUM_SIZES
+    sizes = ", ".join(f"{size} ({count})" for size, count in list(counts.sizes.items())[:NUM_SIZES]) or "none"
+    more = len(counts.sizes) - NUM_SIZES
     lines.append(f"  sizes: {sizes}" + (f", and {more} more" if more > 0 else ""))
-    source = "as given" if summary.num_classes_given else "inferred from the labels: check it"
-    source = f"named by {summary.class_file}" if summary.class_file else source
-    if not any(sum(row.pixels.values()) for row in summary.classes):
+    source = "as given" if counts.num_classes_given else "inferred from the labels: check it"
+    source = f"named by {counts.class_file}" if counts.class_file else source
+    if not any(sum(row.pixels.values()) for row in counts.classes):
         lines.append("  classes: no label has a pixel with a class number")
-        return [*lines, *(f"  {note}" for note in summary.notes), "", *_finding_lines(findings)]
-    lines.append(f"  classes: --numclasses {summary.num_classes} ({source})")
-    if any(re.fullmatch("#[0-9a-f]{6}", row.name) for row in summary.classes):
-        rename = f"to rename them, edit the first word of each line of {summary.class_file}"
+        return [*lines, *(f"  {note}" for note in counts.notes), "", *_finding_lines(findings)]
+    lines.append(f"  classes: --numclasses {counts.num_classes} ({source})")
+    if any(re.fullmatch("#[0-9a-f]{6}", row.name) for row in counts.classes):
+        rename = f"to rename them, edit the first word of each line of {counts.class_file}"
         lines.append(f"  classes are named by colour: {rename}")
-    lines += [f"  {note}" for note in summary.notes]
-    return [*lines, *_class_table(summary), *_stroke_lines(summary), "", *_finding_lines(findings)]
+    lines += [f"  {note}" for note in counts.notes]
+    return [*lines, *_class_table(counts), *_stroke_lines(counts), "", *_finding_lines(findings)]
 
 
-def _class_table(summary: Summary) -> list[str]:
+def _class_table(counts: Counts) -> list[str]:
     """Return a text table as lines, one row per class.
 
     The columns are, for each split, the share of the labelled pixels and the number of images with the class.
     """
-    totals = {split: max(sum(row.pixels[split] for row in summary.classes), 1) for split in summary.images}
+    totals = {split: max(sum(row.pixels[split] for row in counts.classes), 1) for split in counts.images}
     table = [["class", "name", *sum(((f"{split} pixels", "images") for split in totals), ())]]
-    for row in summary.classes:
-        counts = [(f"{row.pixels[split] / total:.2%}", str(row.images[split])) for split, total in totals.items()]
-        table.append([str(row.number), row.name, *sum(counts, ())])
+    for row in counts.classes:
+        cells = [(f"{row.pixels[split] / total:.2%}", str(row.images[split])) for split, total in totals.items()]
+        table.append([str(row.number), row.name, *sum(cells, ())])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     alignments = "><".ljust(len(widths), ">")  # "<": the name
     return ["  " + "  ".join(map("{:{}{}}".format, row, alignments, widths)).rstrip() for row in table]
 
 
-def _stroke_lines(summary: Summary) -> list[str]:
+def _stroke_lines(counts: Counts) -> list[str]:
     """Return lines on classes whose shares in strokes and masks differ by a factor of 2, or that are often skipped."""
-    train, val = summary.splits
-    if not (summary.has_strokes and summary.images.get(train) and summary.images.get(val)):
+    train, val = counts.splits
+    if not (counts.has_strokes and counts.images.get(train) and counts.images.get(val)):
         return []
-    totals, ratios, skipped = [sum(row.pixels[split] for row in summary.classes) for split in (train, val)], [], []
-    for row in summary.classes:
-        drawn, shown = (row.images[split] / summary.images[split] for split in (train, val))
+    totals, ratios, skipped = [sum(row.pixels[split] for row in counts.classes) for split in (train, val)], [], []
+    for row in counts.classes:
+        drawn, shown = (row.images[split] / counts.images[split] for split in (train, val))
         ratio = row.pixels[train] * totals[1] / max(row.pixels[val] * totals[0], 1)
         name = f"class {row.name}" if row.name == str(row.number) else row.name
         ratios += [f"{name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []

@@ -1,129 +1,136 @@
-"""Apply the rules of the data check: turn the facts about each sample into findings."""
+"""What can be wrong with a data set: each finding has a fixed code, a severity, and a remedy."""
 
-import itertools
-from collections import defaultdict
-from difflib import SequenceMatcher
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from data.classes import Classes
-from data.label_check import objects_as_255
-from support.labels import IGNORE
-from tools.check.findings import Findings
-from tools.check.measure import FileFacts, LabelFacts, Sample, first_six
-from tools.check.summary import Summary
+# {code: (what is wrong, what to do)}. Errors stop training, or make it or its scores wrong.
+ERRORS = {
+    "split-missing": ("no such split", "add its folders or its list; training needs train and val"),
+    "listed-image-missing": ("a list names a missing image", "add the image, or remove the name from the list"),
+    "listed-twice": ("a list for validation repeats a name", "keep one line: else the image counts more"),
+    "no-split": ("images are not split into train and val", "divide them by python -m tools.split"),
+    "image-without-label": (
+        "an image has no label",
+        "add the label, or remove the image from the split; if name endings differ: --image_suffix, --label_suffix",
+    ),
+    "two-files-of-one-name": ("two files differ only in their suffix", "remove or rename one"),
+    "in-two-splits": ("an image is in two splits", "remove it from one: a score on training images means nothing"),
+    "image-unreadable": (
+        "an image is truncated, not an image, or lacks a band",
+        "replace or convert it",
+    ),
+    "label-unreadable": ("a label is truncated, not an image, or of a kind that is not read", "replace or convert it"),
+    "size-mismatch": ("a label and its image differ in size", "resize the label (nearest), or find the right one"),
+    "mask-colour": ("a label has colours, not class numbers", "python -m tools.convert colours writes class numbers"),
+    "palette-differs": (
+        "a class number has different colours in two palette files, so it may mean two classes",
+        "python -m tools.convert colours reads the colours; if the numbers are right, give them as a --label_map FILE",
+    ),
+    "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
+    "mask-lossy": ("a label's codec, made for photos, changes values", "export it as PNG again, do not convert this"),
+    "mask-frames": ("a label has several frames, of which one would be read", "save its class numbers as one image"),
+    "label-out-of-range": (
+        "a label value is not a class number",
+        "correct the labels: classes count from 0, and 255 marks ignored pixels; else raise --numclasses (with "
+        "--classes, add names to its file), or map the values to class numbers with --label_map FILE",
+    ),
+    "label-not-listed": (
+        "a label value is not in the label map",
+        "use a --label_map FILE that lists it; '* 255' ignores the rest",
+    ),
+    "label-binary-255": (
+        "labels are only 0 and 255 (ignored): only class 0 is learnt from them",
+        "use --label_map binary (reads 0/1, 0/255 and 1 bit); with more classes, export these masks again",
+    ),
+    "nothing-labelled": ("every label of a split is 255 (ignored) everywhere", "label some pixels"),
+    "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
+}
+WARNINGS = {
+    "image-damaged": ("a JPEG has damaged data: colours may be wrong", "look at it: intact webcam images can show it"),
+    "image-missing-values": (
+        "an image has values that are NaN, infinite or marked as no data, which become 0 (black)",
+        "give these pixels the label 255, so that they are ignored; or fill them",
+    ),
+    "image-of-one-value": ("all pixels of an image or a band have one value", "look at it; remove it if it is empty"),
+    "image-frames": (
+        "an image has several frames, of which only the first is read",
+        "save the others, or use --bands",
+    ),
+    "left-out": ("files in unread formats, or links to parent folders, are skipped", "convert them; remove the links"),
+    "exif-turns-one": ("EXIF turns an image or its label, not both; both ways fit", "compare them; save both upright"),
+    "mask-smoothed": (
+        "classes at borders lie between those of both sides, as bilinear resizing or JPEG leaves them",
+        "export the masks again as PNG, or resize them by nearest neighbour",
+    ),
+    "one-class": ("the training labels hold a single class, so there is nothing to learn", "label a second class"),
+    "class-absent": ("a class is in no label", "check that classes count from 0 without gaps, and --numclasses"),
+    "class-alike": (
+        "the name of a rare class is almost that of another",
+        "if they are one class, correct the labels of these images, and convert again",
+    ),
+    "class-only-in-val": (
+        "val has a class that no training label has",
+        "label it in training images, or move images of it to train",
+    ),
+    "label-without-image": (
+        "a label has no image, so training does not use it",
+        "add the image as .jpg, .png, .bmp, .tif or .webp, or remove the label",
+    ),
+    "label-other-ending": (
+        "an image has another label file, whose name ends otherwise, so training does not use it",
+        "merge the labels of an image into one file, or choose others with --label_suffix",
+    ),
+    "strokes-dense": (
+        "strokes label more than half of the pixels",
+        "pixels without a stroke must be 255; dense masks belong in SegmentationClass, for --dataset Dense",
+    ),
+    "label-empty": ("a label is ignored everywhere (255)", "label something in it, or remove it from the split"),
+}
 
-DENSE = 0.5  # strokes label a few percent of the pixels
-FEW = 4  # a misspelt class is in so many times fewer images than the right one, at least
 
+@dataclass
+class Finding:
+    """All cases of one kind of problem, such as "label-unreadable".
 
-def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> None:
-    """Add all findings about the files of the samples."""
-    numbers = reversed(range(len(classes.names)))  # of two classes of one colour, the first one counts
-    colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
-    for sample in samples:
-        for file in (sample.image, *sample.labels.values()):
-            for code, note in file.problems:
-                findings.add(code, file.path, note)
-        for label in sample.labels.values():
-            _check_values(label, len(classes.names), colours, findings)
-            if sample.image.is_readable and label.is_readable:
-                _check_size(label, sample.image, findings)
-    masks = [sample.labels["mask"] for sample in samples if "mask" in sample.labels]
-    is_binary = objects_as_255([mask.values for mask in masks])
-    for mask in (mask for mask, chosen in zip(masks, is_binary, strict=True) if chosen):
-        note = f"{mask.values[IGNORE] / sum(mask.values.values()):.1%} of its pixels are 255"
-        findings.add("label-binary-255", mask.path, f"{note}; {sum(is_binary) / len(masks):.0%} of the masks are so")
-    _check_palettes(masks, findings)
-    _check_duplicates(samples, findings)
-
-
-def _check_values(label: LabelFacts, num_classes: int, colours: dict[str, int], findings: Findings) -> None:
-    """Add a finding about a label in colours, or with values that are no class numbers.
-
-    colours: {"#rrggbb": class number}, to name the classes of a label in colours.
+    code, severity ("error" or "warning"), what (the problem) and do (the remedy) come from ERRORS or WARNINGS.
+    files: the file of each case, relative to the data set's root, or its split or class. notes: details of each case.
     """
-    if label.colours:
-        known = {colour: f"{colour} = class {colours[colour]}" for colour in label.colours if colour in colours}
-        shown = first_six([known.get(colour, colour) for colour in label.colours])
-        findings.add("mask-colour", label.path, f"{len(label.colours)} colour(s): {shown}")
-    if bad := sorted(value for value in label.classes if not 0 <= value < num_classes):
-        pixels = sum(label.values[value] for value in bad)
-        note = f"{first_six(bad)} in {pixels} pixel(s); classes are 0..{num_classes - 1}"
-        findings.add("label-out-of-range", label.path, note)
+
+    code: str
+    severity: str
+    what: str
+    do: str
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-def _check_size(label: LabelFacts, image: FileFacts, findings: Findings) -> None:
-    (height, width), (image_height, image_width) = label.size, image.size
-    if label.size != image.size:
-        is_turned = label.size == image.size[::-1] and max(label.turn, image.turn) > 4
-        turned = "; does EXIF turn one of them?" if is_turned else ""
-        note = f"{width}x{height}, but its image {image_width}x{image_height}{turned}"
-        findings.add("size-mismatch", label.path, note)
-    elif label.turn != image.turn and ((label.turn > 4) == (image.turn > 4) or height == width):
-        findings.add("exif-turns-one", label.path, f"orientation {label.turn}, but its image {image.turn}")
+class Findings:
+    """The problems found in the data set in folder `root`, one Finding per code."""
 
+    def __init__(self, root: Path):
+        self.root = root
+        self.repeats = 0  # of names in the training list, which are no fault
+        self._found: dict[str, Finding] = {}
 
-def _check_palettes(masks: list[LabelFacts], findings: Findings) -> None:
-    """Add a finding about each palette mask in which a class number has another colour than in a mask before it."""
-    first: dict[int, LabelFacts] = {}
-    for mask in masks:
-        for value, colour in mask.palette.items():
-            other = first.setdefault(value, mask)
-            if other.palette[value] != colour:
-                note = f"{value} is {colour}, but {other.palette[value]} in {findings.show(other.path)}"
-                findings.add("palette-differs", mask.path, note)
-                break
+    def add(self, code: str, where: Path | str, note: str = "") -> None:
+        """Add a case of the problem `code`, a key of ERRORS or WARNINGS.
 
+        where: the file, split or class concerned. note: details, as text.
+        """
+        severity, catalog = ("error", ERRORS) if code in ERRORS else ("warning", WARNINGS)
+        finding = self._found.setdefault(code, Finding(code, severity, *catalog[code]))
+        finding.files.append(where if isinstance(where, str) else self.show(where))
+        finding.notes.append(note)
 
-def _check_duplicates(samples: list[Sample], findings: Findings) -> None:
-    """Add a finding for each group of images with the same pixels in several splits."""
-    same = defaultdict(list)
-    for sample in samples:
-        if sample.image.sha:
-            same[sample.image.sha].append(sample)
-    for items in same.values():
-        if len(items) > 1 and len({split for item in items for split in item.splits}) > 1:
-            first, *others = (item.image.path for item in items)
-            findings.add("duplicate-across-splits", first, f"is {', '.join(map(findings.show, others))}")
+    def show(self, path: Path) -> str:
+        """Return a path as text for the report: relative to the data set's root, or as it is if outside the root."""
+        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
+    def sorted(self) -> list[Finding]:
+        """Return the findings as a list: errors, then warnings, each in the order of ERRORS or WARNINGS."""
+        return [self._found[code] for code in (*ERRORS, *WARNINGS) if code in self._found]
 
-def check_classes(summary: Summary, findings: Findings) -> None:
-    """Add findings about splits and classes without a labelled pixel, classes that only val has, and dense strokes."""
-    for split in summary.splits:
-        if summary.ignored.get(split) == 1:
-            findings.add("nothing-labelled", split)
-    if not any(any(row.pixels.values()) for row in summary.classes):
-        return  # no label could be read: other findings say why
-    train, val = summary.splits
-    has_labels = any(row.pixels.get(train) for row in summary.classes)
-    for row in summary.classes:
-        label = f"class {row.number}" + (f" ({row.name})" if row.name != str(row.number) else "")
-        if not any(row.pixels.values()):
-            findings.add("class-absent", label)
-        elif row.pixels.get(val) and row.pixels.get(train) == 0 and has_labels:
-            findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
-    images = {row.name: sum(row.images.values()) for row in summary.classes}
-    for rare, usual in itertools.permutations(images, 2):
-        if 0 < FEW * images[rare] <= images[usual] and _is_slip(rare, usual):
-            findings.add("class-alike", f"class {rare}", f"in {images[rare]} image(s), {usual} in {images[usual]}")
-    present = [row.name for row in summary.classes if row.pixels.get(train)]
-    if len(present) == 1 and "pseudo" not in summary.labels[train]:
-        findings.add("one-class", train, f"class {present[0]}")
-    labelled = 1 - summary.ignored.get(train, 1)
-    if summary.has_strokes and has_labels and labelled > DENSE:
-        findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")
-
-
-def _is_slip(one: str, other: str) -> bool:
-    """Return whether names differ by one letter at most, whatever its case: one is left out, added or another."""
-    if abs(len(one) - len(other)) > 1:  # saves time with hundreds of classes
-        return False
-    pair = one.casefold(), other.casefold()
-    steps = [step for step in SequenceMatcher(None, *pair, autojunk=False).get_opcodes() if step[0] != "equal"]
-    apart = [(one[i:j], other[k:m]) for _, i, j, k, m in steps]
-    is_number = any(text.isdigit() for texts in apart for text in texts)
-    return (
-        len(steps) <= 1
-        and all(max(map(len, texts)) == 1 for texts in apart)
-        and not is_number
-        and min(map(len, pair)) > 2
-    )
+    @property
+    def status(self) -> int:
+        """Return the exit status: 0 without findings, 1 with warnings only, 2 with errors."""
+        return max((2 if finding.severity == "error" else 1 for finding in self._found.values()), default=0)

@@ -24,7 +24,7 @@ from support.files import check_file, write_atomic
 from support.progress import duration
 from support.terminal import escaped, say
 from tools.compare.page import MARK, page
-from tools.compare.runs import Run, find_runs, read_run, value_text
+from tools.compare.runs import Run, find_runs, read_runs, value_text
 
 PLACES = ("name", "logdir")  # flags that say where a run is, not what it does
 MAX_CELL = 60  # characters of a value on the terminal; the page has all
@@ -107,8 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     parent = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
     output = args.output or Path(os.path.relpath(parent), "compare.html")
     check_file(output, "--output", mark=MARK, suffix=".html")
-    runs = [read_run(folder, Path(os.path.relpath(folder, parent)).as_posix()) for folder in folders]
-    runs.sort(key=lambda run: (-run.score, run.name))
+    runs = read_runs({Path(os.path.relpath(folder, parent)).as_posix(): folder for folder in folders})
     tables = {"Runs": facts_of(runs), "IoU of each class, at the best validation": ious_of(runs)}
     width = shutil.get_terminal_size((MAX_WIDTH, 0)).columns
     for heading, columns in tables.items():

@@ -55,6 +55,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
+def read_runs(folders: dict[str, Path]) -> list[Run]:
+    """Read the runs in these folders, {name: folder}, and return the best one first. Errors are read_run()'s."""
+    return sorted((read_run(folder, name) for name, folder in folders.items()), key=lambda run: (-run.score, run.name))
+
+
 def read_run(folder: Path, name: str) -> Run:
     """Read a run's folder. Missing files, and damaged lines as a killed run leaves them, are left out.
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data.folders import list_files
-from data.images import IMAGE_SUFFIXES
+from data.images.files import IMAGE_SUFFIXES
 from data.layout import read_list, without_suffix
 from support.errors import InputError, UserError
 from support.files import read_bytes

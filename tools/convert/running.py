@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from data.images import IMAGE_SUFFIXES
+from data.images.files import IMAGE_SUFFIXES
 from data.layout import SCRIBBLES, list_folder
 from flags.declare import flag
 from support import shell

@@ -20,7 +20,8 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.classes import read_classes
-from data.images import LABEL_SUFFIXES, NO_JPEG, label_png, read_label
+from data.images import NO_JPEG, label_png, read_label
+from data.images.files import LABEL_SUFFIXES
 from data.layout import ANY_SUFFIXES, list_folder, read_list, without_suffix
 from flags.declare import flag
 from flags.reader import FlagReader

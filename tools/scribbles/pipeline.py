@@ -42,7 +42,7 @@ from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
 from support.terminal import say, warn
 from support.user_code import is_code
-from tools.check.rules import DENSE
+from tools.check.detect import DENSE
 from tools.scribbles.__main__ import READER as SIMULATE
 from tools.scribbles.passes import PATHS, Pass, strokes_table
 

@@ -20,7 +20,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 REPORT = "report.html"
-SAMPLES_FILE = "augmented.jpg"
 
 log = logging.getLogger("segtrain")
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from distributed.checks import STEADIER
 from distributed.device import AsyncCopy
 from distributed.group import Group
 from distributed.precision import read_scaling
+from distributed.rank_checks import STEADIER
 from flags import Config
 from support.errors import DivergedError
 from support.progress import progress_bar

@@ -12,7 +12,7 @@ from PIL import Image
 
 from data.images import encode
 from data.overlays import JPEG_QUALITY
-from distributed import checks
+from distributed import rank_checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS
 from flags import as_dict, dump
@@ -20,7 +20,7 @@ from support.errors import DivergedError, UserError, in_one_line
 from support.files import write_atomic
 from training import checkpoint
 from training.plan import Plan
-from training.record import folder
+from training.record import folder, samples
 from training.record.log import FileHandler, LineFormatter, log
 from training.record.messages import resume_hint
 from training.record.metrics import Metrics
@@ -86,7 +86,7 @@ class Run:
     def show_samples(self, draw: Callable[[], np.ndarray]) -> None:
         """Write augmented.jpg of a new run: draw() returns a picture of training samples, (H, W, 3) uint8."""
         if self.is_new and self.folder:
-            file = self.folder / folder.SAMPLES_FILE
+            file = self.folder / samples.FILE
             self.best_effort(f"{file.name} (training samples)", partial(self._write_samples, draw, file))
 
     def report_with_next_save(self, write: Callable[[Path], object]) -> None:
@@ -108,7 +108,7 @@ class Run:
         Raises DivergedError if a loss or weight is not finite, and the error of an earlier write that failed.
         """
         logged = self.metrics.state_dict()  # first: a loss that is not finite says more than a weight
-        checks.check_finite(state.raw_model)
+        rank_checks.check_finite(state.raw_model)
         content = state.checkpoint(self.group, config=as_dict(self.cfg), texts=self.cfg.texts, run=logged)
         if self.folder:
             files = [self.folder / name for name in (*names, "last.pt")]

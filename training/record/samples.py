@@ -9,6 +9,7 @@ from data.loader import Loader
 from data.overlays import overlay, sheet
 from flags import Config
 
+FILE = "augmented.jpg"
 NUM_SHOWN = 8  # samples in the picture
 
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from data.classes import MAX_TEXT
 from data.folders import Files
-from data.images import LABEL_SUFFIXES, decode
+from data.images import decode
+from data.images.files import LABEL_SUFFIXES
 from data.layout import Split, first_folder, list_folder, match_files, select
 from data.plain import find_flags
 from support.errors import InputError, UserError

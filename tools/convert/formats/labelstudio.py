@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from data.folders import list_files
-from data.images import IMAGE_SUFFIXES, decode
+from data.images import decode
+from data.images.files import IMAGE_SUFFIXES
 from support.errors import InputError
 from tools.convert import drawing
 from tools.convert.drawing import Patch, read_points

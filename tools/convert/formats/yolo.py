@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from data.folders import list_files
-from data.images import IMAGE_SUFFIXES
+from data.images.files import IMAGE_SUFFIXES
 from data.layout import list_folder, read_list
 from support.errors import InputError, UserError
 from support.files import read_text

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.labels import IGNORE
-from tools.check.measure import Sample
-from tools.check.survey import required_labels
+from tools.check.facts import Sample
+from tools.check.files import required_labels
 from tools.convert.hidden_colours import HIDDEN
 
 
@@ -25,8 +25,8 @@ class ClassRow:
 
 
 @dataclass
-class Summary:
-    """A data set in numbers; count() fills in the fields with defaults.
+class Counts:
+    """A data set in numbers; fill_in() fills in the fields with defaults.
 
     images: {split: number}. labels: {split: {"mask", "scribble" or "pseudo": number of files}}. sizes: {"WIDTHxHEIGHT":
     number of images}, most frequent first. ignored: {split: share of label pixels that are 255}.
@@ -63,7 +63,7 @@ class Summary:
         """Whether training reads strokes."""
         return required_labels(self.dataset, is_train=True)[0] == "scribble"
 
-    def count(self, facts: list[Sample], splits: list[str], names: list[str]) -> None:
+    def fill_in(self, facts: list[Sample], splits: list[str], names: list[str]) -> None:
         """Fill in all counts from the facts about each sample. splits, names: the names of the splits and classes."""
         labels = [(item.image.turn, label.turn) for item in facts for label in item.labels.values()]
         if turned := sum(image != 1 and label == 1 for image, label in labels):

@@ -15,8 +15,8 @@ from flags.declare import flag
 from flags.shared import check_reading
 from support.errors import UserError
 from support.labels import MAPS
-from tools.check.findings import Findings
-from tools.check.measure import FileFacts, LabelFacts, Sample
+from tools.check.facts import FileFacts, LabelFacts, Sample
+from tools.check.rules import Findings
 
 WHOLE = "all"  # the images of a data set that has no splits
 
@@ -146,7 +146,7 @@ def _other_labels(split: Split, kind: str, images: set[str]) -> list[tuple[Path,
     return [(path, end) for end, paths in found.items() if len(paths) < len(images) for path in paths]
 
 
-def survey(
+def find_files(
     root: Path, dataset: str, paths: Paths, names: Sequence[str], findings: Findings
 ) -> tuple[list[str], list[Sample]]:
     """Return the names of the splits that exist, and one Sample per image; add findings for missing files.

@@ -62,7 +62,7 @@ class LabelFacts(FileFacts):
 
 @dataclass
 class Sample:
-    """One image and its labels: their files and, from measure(), the facts about these.
+    """One image and its labels: their files and, from read_facts(), the facts about these.
 
     splits: names of the splits that contain the image. labels: by their kind, "mask", "scribble" or "pseudo".
     """
@@ -72,7 +72,7 @@ class Sample:
     labels: dict[str, LabelFacts]
 
 
-def measure(item: Sample, reader: ImageReader, label_map: LabelMap | None = None) -> Sample:
+def read_facts(item: Sample, reader: ImageReader, label_map: LabelMap | None = None) -> Sample:
     """Decode the files of a sample and return it with all facts. An unreadable file is a problem; nothing is raised.
 
     reader: reads the image. label_map: applied to the values of all labels.

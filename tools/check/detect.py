@@ -1,0 +1,129 @@
+"""Apply the rules of the data check: turn the facts about each sample into findings."""
+
+import itertools
+from collections import defaultdict
+from difflib import SequenceMatcher
+
+from data.classes import Classes
+from data.label_check import objects_as_255
+from support.labels import IGNORE
+from tools.check.counts import Counts
+from tools.check.facts import FileFacts, LabelFacts, Sample, first_six
+from tools.check.rules import Findings
+
+DENSE = 0.5  # strokes label a few percent of the pixels
+FEW = 4  # a misspelt class is in so many times fewer images than the right one, at least
+
+
+def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> None:
+    """Add all findings about the files of the samples."""
+    numbers = reversed(range(len(classes.names)))  # of two classes of one colour, the first one counts
+    colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
+    for sample in samples:
+        for file in (sample.image, *sample.labels.values()):
+            for code, note in file.problems:
+                findings.add(code, file.path, note)
+        for label in sample.labels.values():
+            _check_values(label, len(classes.names), colours, findings)
+            if sample.image.is_readable and label.is_readable:
+                _check_size(label, sample.image, findings)
+    masks = [sample.labels["mask"] for sample in samples if "mask" in sample.labels]
+    is_binary = objects_as_255([mask.values for mask in masks])
+    for mask in (mask for mask, chosen in zip(masks, is_binary, strict=True) if chosen):
+        note = f"{mask.values[IGNORE] / sum(mask.values.values()):.1%} of its pixels are 255"
+        findings.add("label-binary-255", mask.path, f"{note}; {sum(is_binary) / len(masks):.0%} of the masks are so")
+    _check_palettes(masks, findings)
+    _check_duplicates(samples, findings)
+
+
+def _check_values(label: LabelFacts, num_classes: int, colours: dict[str, int], findings: Findings) -> None:
+    """Add a finding about a label in colours, or with values that are no class numbers.
+
+    colours: {"#rrggbb": class number}, to name the classes of a label in colours.
+    """
+    if label.colours:
+        known = {colour: f"{colour} = class {colours[colour]}" for colour in label.colours if colour in colours}
+        shown = first_six([known.get(colour, colour) for colour in label.colours])
+        findings.add("mask-colour", label.path, f"{len(label.colours)} colour(s): {shown}")
+    if bad := sorted(value for value in label.classes if not 0 <= value < num_classes):
+        pixels = sum(label.values[value] for value in bad)
+        note = f"{first_six(bad)} in {pixels} pixel(s); classes are 0..{num_classes - 1}"
+        findings.add("label-out-of-range", label.path, note)
+
+
+def _check_size(label: LabelFacts, image: FileFacts, findings: Findings) -> None:
+    (height, width), (image_height, image_width) = label.size, image.size
+    if label.size != image.size:
+        is_turned = label.size == image.size[::-1] and max(label.turn, image.turn) > 4
+        turned = "; does EXIF turn one of them?" if is_turned else ""
+        note = f"{width}x{height}, but its image {image_width}x{image_height}{turned}"
+        findings.add("size-mismatch", label.path, note)
+    elif label.turn != image.turn and ((label.turn > 4) == (image.turn > 4) or height == width):
+        findings.add("exif-turns-one", label.path, f"orientation {label.turn}, but its image {image.turn}")
+
+
+def _check_palettes(masks: list[LabelFacts], findings: Findings) -> None:
+    """Add a finding about each palette mask in which a class number has another colour than in a mask before it."""
+    first: dict[int, LabelFacts] = {}
+    for mask in masks:
+        for value, colour in mask.palette.items():
+            other = first.setdefault(value, mask)
+            if other.palette[value] != colour:
+                note = f"{value} is {colour}, but {other.palette[value]} in {findings.show(other.path)}"
+                findings.add("palette-differs", mask.path, note)
+                break
+
+
+def _check_duplicates(samples: list[Sample], findings: Findings) -> None:
+    """Add a finding for each group of images with the same pixels in several splits."""
+    same = defaultdict(list)
+    for sample in samples:
+        if sample.image.sha:
+            same[sample.image.sha].append(sample)
+    for items in same.values():
+        if len(items) > 1 and len({split for item in items for split in item.splits}) > 1:
+            first, *others = (item.image.path for item in items)
+            findings.add("duplicate-across-splits", first, f"is {', '.join(map(findings.show, others))}")
+
+
+def check_classes(counts: Counts, findings: Findings) -> None:
+    """Add findings about splits and classes without a labelled pixel, classes that only val has, and dense strokes."""
+    for split in counts.splits:
+        if counts.ignored.get(split) == 1:
+            findings.add("nothing-labelled", split)
+    if not any(any(row.pixels.values()) for row in counts.classes):
+        return  # no label could be read: other findings say why
+    train, val = counts.splits
+    has_labels = any(row.pixels.get(train) for row in counts.classes)
+    for row in counts.classes:
+        label = f"class {row.number}" + (f" ({row.name})" if row.name != str(row.number) else "")
+        if not any(row.pixels.values()):
+            findings.add("class-absent", label)
+        elif row.pixels.get(val) and row.pixels.get(train) == 0 and has_labels:
+            findings.add("class-only-in-val", label, f"in {row.images[val]} image(s)")
+    images = {row.name: sum(row.images.values()) for row in counts.classes}
+    for rare, usual in itertools.permutations(images, 2):
+        if 0 < FEW * images[rare] <= images[usual] and _is_slip(rare, usual):
+            findings.add("class-alike", f"class {rare}", f"in {images[rare]} image(s), {usual} in {images[usual]}")
+    present = [row.name for row in counts.classes if row.pixels.get(train)]
+    if len(present) == 1 and "pseudo" not in counts.labels[train]:
+        findings.add("one-class", train, f"class {present[0]}")
+    labelled = 1 - counts.ignored.get(train, 1)
+    if counts.has_strokes and has_labels and labelled > DENSE:
+        findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")
+
+
+def _is_slip(one: str, other: str) -> bool:
+    """Return whether names differ by one letter at most, whatever its case: one is left out, added or another."""
+    if abs(len(one) - len(other)) > 1:  # saves time with hundreds of classes
+        return False
+    pair = one.casefold(), other.casefold()
+    steps = [step for step in SequenceMatcher(None, *pair, autojunk=False).get_opcodes() if step[0] != "equal"]
+    apart = [(one[i:j], other[k:m]) for _, i, j, k, m in steps]
+    is_number = any(text.isdigit() for texts in apart for text in texts)
+    return (
+        len(steps) <= 1
+        and all(max(map(len, texts)) == 1 for texts in apart)
+        and not is_number
+        and min(map(len, pair)) > 2
+    )
