@@ -66,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         return {"test": evaluate, "predict": predict}[cfg.task].main(task_words(cfg))
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
-        # Run logs an error that ends the run; explain_errors adds a remedy to out-of-memory errors.
+        # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run is outside
+        # it, because it logs these, with the command that resumes the run.
         with Run(group) as run, program.explain_errors(str(group.device), messages.MORE_MEMORY):
             plan = settle(cfg, group)  # reads flags, files and checkpoint; no flag changes afterwards
             trainer = build(plan, group, run)
@@ -85,19 +86,23 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     # Each rank loads its own share of both splits, whose files settle() has listed.
     train_loader = utils.get_loader(cfg, "train", group, plan.files["train"])
     val_loader = utils.get_loader(cfg, "val", group, plan.files["val"])
-    # `model` is raw_model, wrapped in DDP if there is a group. Checkpoints have the parameter names of raw_model.
+    # `model` is the DDP wrapper of raw_model in a process group, and raw_model itself without one. Checkpoints have the
+    # parameter names of raw_model.
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
     # A resumed run scales --lr relative to the global batch of its first start, which the checkpoint holds.
     schedule = Schedule(cfg, train_loader.sampler, plan.resumed)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
+    # This loads the checkpoint of a resumed run into model and optimizer.
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
-    # Open the folder only now, so that a failure above leaves none behind.
-    run.open(plan, state, run_steps=schedule.total_steps - schedule.steps_done(state))
+    # Open the folder only now, so that a failure above leaves none behind. In a resumed run's folder, this also sets
+    # aside what is from after the checkpoint's step.
+    run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.show_samples(lambda: draw_samples(cfg, train_loader, plan.classes))
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
-    # Ranks must start equal. In mid-epoch, batch-norm statistics differ between ranks, so they are not compared then.
+    # All ranks must start with equal weights. A checkpoint from mid-epoch gives each rank its own batch-norm
+    # statistics, so these are not compared then.
     rank_checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
@@ -144,14 +149,14 @@ class Trainer:
         # A resumed run skips what it has seen. The sampler then knows how many steps of the epoch are left.
         self.train_loader.sampler.set_position(state.epoch, state.samples)
         # A step takes --accum_steps batches of the loader. --max_steps may end the run before the loader ends.
-        num_steps, title = schedule.steps_left(state), messages.epoch_title(cfg, state)
+        num_steps, title = schedule.steps_left_in_epoch(state), messages.epoch_title(cfg, state)
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.enter_train_mode()
         for micro_batches in run.metrics.steps(steps, total=num_steps, title=title):
-            # Validate before the next step, not after the last one: if a signal stops this validation, the resumed run
-            # enters the loop here and repeats it. close_epoch() validates after the epoch's last step.
+            # A validation that is due after a step is done before the next one: if a signal stops it, the resumed run
+            # enters the loop here and repeats it. After the epoch's last step, close_epoch() validates.
             if schedule.validates_step(state):
-                state.synchronize(self.group)
+                state.average_statistics(self.group)  # so that all ranks score one model
                 score_line, is_best = self.validate()
                 log.info(f"{title}, step {state.step}: {score_line}")
                 if is_best:
@@ -176,26 +181,29 @@ class Trainer:
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
         group.note(f"step {state.step + 1}")  # if this rank hangs, the other ranks' error names this step
-        progress = self.schedule.steps_done(state) / self.schedule.total_steps
-        # 1. Divide each loss by its own count, such as labelled pixels, summed over the global batch. A mean per rank
-        # would give a pixel more weight on a rank with fewer labelled pixels. The same sum tells all ranks of a signal.
+        # 1. Sum the divisors: each loss is divided by its count in the global batch, such as labelled pixels. A mean
+        # per rank would give a pixel more weight on a rank with fewer labelled pixels. If a rank got a signal, this
+        # call raises Stopped on all ranks, before any of them has changed its weights in this step.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        parts, hits = torch.zeros(len(criterion.names), device=group.device), []  # parts: the value of each loss
+        progress = self.schedule.steps_done(state) / self.schedule.total_steps  # 0 to 1; the CRF loss grows with it
+        # parts: of each loss, this rank's part, which adds up over micro-batches and ranks.
+        parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
             # Seed dropout by the position in the global batch: runs of one --batchsize then draw the same numbers on
             # any number of ranks.
             first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
-            # Under autocast, only the model computes in low precision. The losses need more digits.
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
+                # Only the model computes in low precision: the losses need more digits.
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch.image, batch.foreground)  # the foreground is LoRM's; else None
-                # With --lorm_scope all, LoRM's count is known only now, so `divisors` lacks it. The criterion divides
-                # by the count in `outputs`: this micro-batch's, over all ranks, times the number of micro-batches.
+                # With --lorm_scope all, LoRM (models/lorm.py) counts by the features, so `divisors` lacks its count.
+                # The criterion divides by the one in `outputs` instead: this micro-batch's over all ranks. The loss is
+                # the mean over micro-batches, so the count is multiplied by their number.
                 if "lorm_terms" in outputs:
                     outputs["lorm_terms"] = group.sum(outputs["lorm_terms"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
@@ -205,17 +213,19 @@ class Trainer:
             if cfg.report_training_batch_acc:
                 hits.append(count_hits(outputs["logits"], batch))
 
-        # 3. Update the weights. In the first step of this process, also compare the ranks: a model that was not
-        # wrapped, or that changes its weights by itself, would diverge between ranks without an error.
+        # 3. Clip gradients, update the weights and the EMA, and set gradients to zero. In this process's first step,
+        # also compare the ranks: a model that was not wrapped, or that changes its weights by itself, would diverge
+        # between ranks without an error.
         is_first = state.steps_since_start == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
-        state.update(lr, num_images)
+        state.optimizer_step(lr, num_images)
         if is_first:
             rank_checks.check_weights(group, state.raw_model, buffers_averaged=False)
 
-        # 4. Log the losses. Metrics reads them one step later, so the CPU does not wait for the GPU here.
+        # 4. Log the losses. Metrics reads them one step later, so the CPU does not wait for the GPU here. A loss that
+        # is not finite ends the run.
         losses = criterion.as_dict(group.sum(parts), progress)
         all_hits = group.sum(torch.stack(hits).sum(0)) if hits else None
         self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images, hits=all_hits)
@@ -227,17 +237,21 @@ class Trainer:
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
         run, state, schedule = self.run, self.state, self.schedule
-        state.synchronize(self.group)  # averages batch norm's statistics: a run resumed here has equal ones
+        state.average_statistics(self.group)  # of batch norm: all ranks score and save one model
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
         if schedule.validates_epoch(state):
             score_line, is_best = self.validate()
             line += f", {score_line}"
             checkpoints += ["best.pt"] if is_best else []
-        if schedule.sampler.is_epoch_done(state.samples):  # --max_steps and --patience may end a run in mid-epoch
+        # Count the epoch only after its validation: if a signal stops the validation, the resumed run has no steps left
+        # in this epoch, and validates again. --max_steps and --patience may end a run in mid-epoch.
+        if schedule.sampler.is_epoch_done(state.samples):
             state.epoch, state.samples = state.epoch + 1, 0
             if schedule.saves_epoch(state):
                 checkpoints.append(epoch_file(state.epoch))
-        log.info(f"{line}, {run.metrics.pace.text(schedule.sampler.global_batch, self.train_loader)}")
+        # Collective, so outside of any condition on the rank: the slowest rank counts.
+        pace = run.metrics.pace.text(schedule.sampler.global_batch, self.train_loader)
+        log.info(f"{line}, {pace}")
         run.save(state, *checkpoints)
 
     def validate(self) -> tuple[str, bool]:

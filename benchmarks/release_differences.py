@@ -31,7 +31,7 @@ from support.batch import Batch
 from support.labels import IGNORE
 from training.data import DEMO_ROOT
 from training.schedule import lr_factor
-from training.settle import share_batch
+from training.settle import split_batchsize
 
 GROUP = Group(torch.device("cpu"))
 
@@ -40,7 +40,7 @@ def read_config(args) -> Config:
     words = ["--config", "configs/cdsp_release.yaml", "--pretrained", "none", "--amp", "none", "--classes", ""]
     words += ["--dataset_path", args.dataset_path, "--numclasses", str(args.numclasses)]
     words += ["--crop_size", str(args.crop_size), "--total_batchsize", "1", "--workers", "0"]
-    return share_batch(parse_flags(words), GROUP)
+    return split_batchsize(parse_flags(words), GROUP)
 
 
 def read_batch(cfg: Config, size: int) -> tuple[dict[str, Tensor], Tensor]:

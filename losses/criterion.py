@@ -52,17 +52,18 @@ class Criterion:
         # The losses need more digits than bf16 and fp16 have.
         logits = logits if logits.dtype == torch.float64 else logits.float()
         outputs = outputs | {"logits": logits}  # a new dict: the caller's keeps its own type
-        # Without labels, a term's sum is 0 as well, so any divisor gives the right part: 0.
-        nonzero = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
-        scales = {name: weight / nonzero[name] for name, weight in self._weights_at(progress).items()}
+        # A count of 0 means that no pixel has a label, and the sum is 0 too; or that LoRM has divided its sum already
+        # (LoRMTerm). Dividing by 1 is right for both.
+        safe_divisors = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
+        scales = {name: weight / safe_divisors[name] for name, weight in self._weights_at(progress).items()}
         # Autograd adds up the logits' gradients in the order of these lines; another order would round differently.
         pixel_terms = [term for term in self.terms.values() if isinstance(term, PixelTerm)]
-        sums = {term.name: term.sum(outputs, batch) for term in pixel_terms if not term.in_pass(batch)}
+        sums = {term.name: term.sum(outputs, batch) for term in pixel_terms if not term.uses_pixel_pass(batch)}
         in_pass = [term for term in pixel_terms if term.name not in sums]
         pass_sums, gradient = self._pass_sums(in_pass, logits, batch, scales)
         sums |= pass_sums | self._region_sums(logits, batch)
         sums |= {name: term.sum(outputs, batch) for name, term in self.terms.items() if name not in sums}
-        parts = torch.stack([sums[name] / divisor for name, divisor in nonzero.items()])
+        parts = torch.stack([sums[name] / divisor for name, divisor in safe_divisors.items()])
         # The pass's sums have no graph, because it computes their gradient itself; attach this gradient here.
         return add_gradient(self.total(parts, progress), logits, gradient), parts.detach()
 
@@ -83,7 +84,7 @@ class Criterion:
         entropies = [term.name for term in terms if isinstance(term, EntropyTerm)]
         # The entropy is the same for all terms that weight it, so the pass needs only the sum of their slopes.
         slopes = [scales[name] * weights[name] for name in entropies]
-        entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None  # 0 + map would be one more pass
+        entropy_slope = sum(slopes[1:], start=slopes[0]) if slopes else None  # 0 + map would read all pixels once more
         pixel_pass = PixelPass(logits, batch.image.shape[1:3], [*targets.values()], entropy_slope)
         maps = pixel_pass.run(find_kernel(logits))
         values = dict(zip(targets, maps.cross_entropies, strict=True))

@@ -56,7 +56,7 @@ class Term:
 class PixelTerm(Term):
     """A term that sums weight * value over pixels. One PixelPass computes all such terms, and their gradient."""
 
-    def in_pass(self, batch: Batch) -> bool:
+    def uses_pixel_pass(self, batch: Batch) -> bool:
         """Return whether PixelPass computes the term for this batch; if not, sum() does."""
         return True
 
@@ -128,7 +128,7 @@ class Label(CrossEntropyTerm):
             self._on_device = self.weight_of.to(label.device, dtype)  # only once: the CPU waits for the copy
         return self._on_device[label.long()]
 
-    def in_pass(self, batch: Batch) -> bool:
+    def uses_pixel_pass(self, batch: Batch) -> bool:
         return batch.points is None
 
     def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:

@@ -122,7 +122,7 @@ def test_scaler_counts_the_steps_that_it_skips(kind):
     for value, *counts in expected:
         before = model.weight.item()
         scaler.scale(model(torch.tensor([[value]])).sum()).backward()
-        state.update(0.5, 1)
+        state.optimizer_step(0.5, 1)
         assert scaler.counts.tolist() == counts
         assert scaler.get_scale() == counts[0]
         assert model.weight.item() == (before if value > 1 else before - 0.5)

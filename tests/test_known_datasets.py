@@ -17,7 +17,7 @@ from data.dataset import SegmentationDataset
 from flags import parse_flags
 from tools.check.__main__ import main
 from training.data import count_labels
-from training.settle import share_batch
+from training.settle import split_batchsize
 from utils import get_loader
 
 PAGE = REPO / "docs/known_datasets.md"
@@ -47,7 +47,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def load(words: list[str], split: str = "train") -> SegmentationDataset:
-    return get_loader(share_batch(parse_flags([*words, *TINY.split()]), ALONE), split, ALONE).dataset
+    return get_loader(split_batchsize(parse_flags([*words, *TINY.split()]), ALONE), split, ALONE).dataset
 
 
 @pytest.mark.parametrize("name", DRAWN)

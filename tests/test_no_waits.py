@@ -55,7 +55,7 @@ def test_a_wait_in_a_step_is_found(monkeypatch):
         update(*args)
 
     with our_step(parse_flags(TINY), AbsentGPU()) as (step, state):
-        update = state.update
-        monkeypatch.setattr(state, "update", read_and_update)
+        update = state.optimizer_step
+        monkeypatch.setattr(state, "optimizer_step", read_and_update)
         with pytest.raises(Waits, match="reads a value"):
             step()

@@ -179,19 +179,19 @@ def test_a_new_run_is_numbered_above_all_others(tmp_path):
 
 def test_ranks_are_synchronised_before_each_validation(demo_run, monkeypatch):
     calls = []
-    for owner, name in ((TrainState, "update"), (TrainState, "synchronize"), (train, "evaluate_split")):
+    for owner, name in ((TrainState, "optimizer_step"), (TrainState, "average_statistics"), (train, "evaluate_split")):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, real=real, name=name, **o: calls.append(name) or real(*a, **o))
     demo_run(name="x", val_step_frequency=3)
     before = [first for first, second in itertools.pairwise(calls) if second == "evaluate_split"]
-    assert before == ["synchronize"] * 2  # after steps 3 and 4
+    assert before == ["average_statistics"] * 2  # after steps 3 and 4
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_cudnn_measures_its_algorithms_in_training_only(demo_run, monkeypatch, deterministic):
     """The images of a validation have many sizes. With --deterministic: the fastest may differ from run to run."""
     calls = []
-    for owner, name in ((TrainState, "update"), (train, "evaluate_split")):
+    for owner, name in ((TrainState, "optimizer_step"), (train, "evaluate_split")):
         real = getattr(owner, name)
         monkeypatch.setattr(
             owner, name, lambda *a, real=real, **o: calls.append(torch.backends.cudnn.benchmark) or real(*a, **o)

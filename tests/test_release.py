@@ -16,7 +16,7 @@ import train
 import utils
 from flags import parse_flags
 from support.errors import STOPPED
-from training.settle import share_batch
+from training.settle import split_batchsize
 from training.state import TrainState
 
 NUM_CLASSES, NUM_STEPS, BATCH, STEPS_PER_EPOCH = 5, 3, 4, 2
@@ -46,7 +46,7 @@ def our_name(name: str) -> str:
 @pytest.mark.parametrize("frozen", [False, True], ids=["training", "frozen"])
 def test_three_steps_of_the_release_config_are_the_released_ones(demo_root, tmp_path, monkeypatch, frozen):
     monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: NarrowResNet([1, 2, 1, 3]))
-    update = TrainState.update
+    update = TrainState.optimizer_step
 
     def update_and_stop(state, *args):
         update(state, *args)
@@ -54,7 +54,7 @@ def test_three_steps_of_the_release_config_are_the_released_ones(demo_root, tmp_
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.1)  # for the thread that notes it
 
-    monkeypatch.setattr(TrainState, "update", update_and_stop)
+    monkeypatch.setattr(TrainState, "optimizer_step", update_and_stop)
     words = ["--config", str(REPO / "configs/cdsp_release.yaml"), "--dataset_path", str(demo_root), "--classes", ""]
     words += f"--numclasses {NUM_CLASSES} --crop_size 97 --total_batchsize {BATCH} --amp none --device cpu".split()
     words += f"--pretrained {tmp_path / 'start.pth'} --logdir {tmp_path} --name ours --workers 0".split()
@@ -65,7 +65,7 @@ def test_three_steps_of_the_release_config_are_the_released_ones(demo_root, tmp_
         start = {name: value for name, value in start.items() if value.is_floating_point()}  # no batch counters
         torch.save({"state_dict": {f"module.{name}": value for name, value in start.items()}}, tmp_path / "start.pth")
         assert train.main(words) == STOPPED
-        cfg = share_batch(parse_flags(words), ALONE)
+        cfg = split_batchsize(parse_flags(words), ALONE)
         loader = utils.get_loader(cfg, "train", ALONE)
         batches = [*loader]
         loader.sampler.set_position(1, 0)

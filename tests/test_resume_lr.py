@@ -15,7 +15,7 @@ from support.errors import STOPPED, UserError
 from training import checkpoint
 from training.record.messages import log_schedule
 from training.schedule import Schedule
-from training.settle import share_batch
+from training.settle import split_batchsize
 
 IMAGES, EPOCHS = 48, 3
 
@@ -37,7 +37,7 @@ def plain_rule(scaling: str, size: float) -> float:
 
 def learning_rate(processes: int = 1, saved: SimpleNamespace | None = None, images: int = IMAGES, **values) -> Schedule:
     values = {"dataset_path": "data", "epochs": EPOCHS, "lr": 0.5} | values
-    cfg = share_batch(parse_flags(flags(**values)), Group(torch.device("cpu"), world_size=processes))
+    cfg = split_batchsize(parse_flags(flags(**values)), Group(torch.device("cpu"), world_size=processes))
     batch = {"batch_size": cfg.batchsize, "accum_steps": cfg.accum_steps}
     return Schedule(cfg, TrainSampler(images, **batch, seed=0, world_size=processes), saved)
 

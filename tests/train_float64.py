@@ -27,14 +27,14 @@ if "SAMPLES" in os.environ:
     TrainSet.__getitems__ = read_and_note  # type: ignore[method-assign]
 
 if "STOP_AT_STEP" in os.environ:
-    update = TrainState.update
+    update = TrainState.optimizer_step
 
     def update_and_stop(state, *args):
         update(state, *args)
         if state.step == int(os.environ["STOP_AT_STEP"]):
             stop()
 
-    TrainState.update = update_and_stop  # type: ignore[method-assign]
+    TrainState.optimizer_step = update_and_stop  # type: ignore[method-assign]
 
 torch.set_default_dtype(torch.float64)
 if __name__ == "__main__":  # not in loader workers that start by spawn

@@ -63,7 +63,9 @@ def before(owner, name: str, action: Callable[..., None]) -> None:
 
 def before_update(action: Callable[[TrainState], object], step: int | None = None) -> Callable[[], None]:
     """A fault: action in optimizer step `step`, counted from 1, or in each, before the weights change."""
-    return lambda: before(TrainState, "update", lambda state, *_: step in (None, state.step + 1) and action(state))
+    return lambda: before(
+        TrainState, "optimizer_step", lambda state, *_: step in (None, state.step + 1) and action(state)
+    )
 
 
 def in_step(number: int, action: Callable[[], object]) -> Callable[[], None]:

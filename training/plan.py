@@ -12,11 +12,12 @@ from training.checkpoint_content import Checkpoint
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a run is built from. Only the start weights differ between ranks.
+    """Everything that a run is built from. Ranks have equal plans, apart from paths, per-rank flags and start weights.
 
     cfg: the final flags. classes: names and colours. files: the files of the splits "train" and "val", listed once.
-    folder: the folder of the run to continue, or None for a new run. resumed: the Checkpoint that the run continues, or
-    None. start_weights: the weights of a run that resumes nothing, on rank 0; else None.
+    folder: the folder of the run to continue, or None for a new run. resumed: the Checkpoint to continue from, or None;
+    with --reset_data_offset a new run has one. start_weights: the weights of a run that resumes nothing, on rank 0;
+    else None.
     """
 
     cfg: Config

@@ -56,7 +56,7 @@ class Schedule:
             return state.step
         return state.epoch * self.sampler.steps_per_epoch + state.samples / self.sampler.global_batch
 
-    def steps_left(self, state: TrainState) -> int:
+    def steps_left_in_epoch(self, state: TrainState) -> int:
         """Return the number of steps to the end of the epoch or to --max_steps."""
         left = self.sampler.steps_left
         return min(left, max(0, self.cfg.max_steps - state.step)) if self.cfg.max_steps else left

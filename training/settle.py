@@ -52,9 +52,9 @@ def settle(cfg: Config, group: Group) -> Plan:
     # 1. What the flags name: the checkpoint to resume, the classes, the files of both splits.
     prepare_demo_data(cfg, group)
     cfg = choose_layout(cfg, group)
-    place, resumed = find_run(cfg, group)
+    run_folder, resumed = find_run(cfg, group)
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
-    if place is None and group.is_main:  # an error here also ends the other ranks
+    if run_folder is None and group.is_main:  # if this raises, the lifeline ends the other ranks
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
         folder.check_name(Path(cfg.logdir), cfg.name)
@@ -66,16 +66,16 @@ def settle(cfg: Config, group: Group) -> Plan:
 
     # 2. The flags that depend on these and on the device.
     cfg = take_recipe(cfg, group, files["train"], classes, shares, resumed)
-    cfg = share_batch(cfg, group)
+    cfg = split_batchsize(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
     start_weights = None if resumed else read_start_weights(cfg, group)
     cfg = settle_stride(cfg, group, resumed, start_weights)
     check_flags(cfg, is_final=True)
-    return Plan(cfg, classes, files, place, resumed, start_weights)
+    return Plan(cfg, classes, files, run_folder, resumed, start_weights)
 
 
 def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
-    """Raise UserError if ranks have different files or versions, or if a label in a sample of them is invalid.
+    """Raise UserError if ranks have different files or versions, or if a label is invalid. check_sample() reads some.
 
     Labels are checked now because training would find a wrong one only when its image is drawn. Collective.
     """
@@ -97,35 +97,36 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
     "auto" is the newest intact checkpoint of the newest run. Collective. Raises UserError if the checkpoint is missing
     or unusable.
     """
-    place: Path | None = None
+    run_folder: Path | None = None
     path: Path | None = None
     resumed: Checkpoint | None = None
-    if group.is_main and cfg.resume == "auto":  # an error here also ends the other ranks
-        place = folder.newest(Path(cfg.logdir), cfg.name)
-        path, resumed = checkpoint.read_newest(place) if place else (None, None)
+    if group.is_main and cfg.resume == "auto":  # if this raises, the lifeline ends the other ranks
+        run_folder = folder.newest(Path(cfg.logdir), cfg.name)
+        path, resumed = checkpoint.read_newest(run_folder) if run_folder else (None, None)
     elif group.is_main and cfg.resume:
-        place, path = Path(cfg.resume).parent, Path(cfg.resume)
+        run_folder, path = Path(cfg.resume).parent, Path(cfg.resume)
         if not path.is_file():
             raise UserError(
                 f"--resume {cfg.resume}: no such file: check the path, or name the run: --resume auto --name NAME"
             )
-    place, path = group.broadcast((place, path))
-    place, chosen = None if cfg.reset_data_offset else place, Path(cfg.logdir, cfg.name)
-    names_a_place = cfg.resume != "auto" and not cfg.typed.isdisjoint(("logdir", "name"))
-    if place and names_a_place and place.resolve() != chosen.resolve():
-        messages.log_other_place(place, chosen)
+    run_folder, path = group.broadcast((run_folder, path))
+    if cfg.reset_data_offset:
+        run_folder = None
+    named, is_named = Path(cfg.logdir, cfg.name), not cfg.typed.isdisjoint(("logdir", "name"))
+    if run_folder and cfg.resume != "auto" and is_named and run_folder.resolve() != named.resolve():
+        messages.log_other_place(run_folder, named)
     if path is not None:
-        resumed = resumed or checkpoint.read_run(path)
+        resumed = resumed or checkpoint.read_run(path)  # with "auto", rank 0 has read it already
         messages.log_resume(path, resumed)
-    return place, resumed
+    return run_folder, resumed
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
-    """Return the flags with the texts of --classes and --label_map, which checkpoints hold.
+    """Return the flags with the texts of --classes and --label_map, and the digests of the user's own code files.
 
-    A resumed run reads the file again, because the file describes the labels that are there now. If the file is gone,
-    the run uses the checkpoint's text; an earlier version saved none, and classes are then numbers. Raises UserError if
-    a file cannot be read.
+    Checkpoints hold them. A resumed run reads the files again, because they describe the labels and code that are there
+    now, and logs a warning if one has changed. If a text's file is gone, the run uses the checkpoint's text; earlier
+    versions saved none of --classes, and classes are then numbers. Raises UserError if a file cannot be read.
     """
     texts: dict[str, str] = {}
     for flag in FOLDERS:
@@ -134,12 +135,14 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
         try:
             texts[flag] = read_preset(flag, chosen)
         except UserError as error:
-            if kept is None and (flag != "classes" or not resumed or resumed.texts or resumed.config[flag] != chosen):
+            is_older = resumed and not resumed.texts and resumed.config[flag] == chosen
+            if kept is None and not (is_older and flag == "classes"):
                 raise
             instead = "classes are named by their numbers" if kept is None else "using its text in the checkpoint"
             log.warning(f"{error}; {instead}")
             cfg = cfg if kept is not None else dataclasses.replace(cfg, classes="")
-        if kept != texts.setdefault(flag, kept or "") and kept is not None:
+        text = texts.setdefault(flag, kept or "")
+        if kept is not None and kept != text:
             log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
     for flag, named in own_code.sources(vars(cfg)).items():
         texts[flag] = " ".join(load(f"--{flag}", source).digest for source in named)
@@ -159,7 +162,7 @@ def take_recipe(
 
     def choose() -> dict[str, tuple[Any, str]]:
         if resumed:
-            names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())
+            names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())  # --epochs replaces it
             kept = {name: value for name, value in resumed.config.items() if name in names}
             return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
         some = [files.files[number * len(files.files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
@@ -167,7 +170,7 @@ def take_recipe(
         device, memory = CPU, 0.0
         if group.device.type == "cuda":
             device, (_, memory) = CUDA, gpu_memory(group.device)
-        large, _ = large_images(sizes, cfg.crop_size if cfg.given and "crop_size" in cfg.given else device.crop_size)
+        large, _ = large_images(sizes, cfg.crop_size if "crop_size" in given else device.crop_size)
         options: dict = {"memory": memory, "world_size": group.world_size, "large": large}
         options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}
         return choose_flags(as_dict(cfg), given, device, len(files.files), sizes, **options)
@@ -179,7 +182,7 @@ def take_recipe(
     return dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
 
 
-def share_batch(cfg: Config, group: Group) -> Config:
+def split_batchsize(cfg: Config, group: Group) -> Config:
     """Return the flags with --batchsize set to each process's share of --total_batchsize, if that is set.
 
     Raises UserError if processes x --accum_steps does not divide --total_batchsize.

@@ -65,11 +65,11 @@ class TrainState:
         if device.type == "cuda":
             torch.cuda.manual_seed(own)
 
-    def update(self, lr: float, num_samples: int) -> None:
-        """Do an optimizer step with this lr, after the backward passes of num_samples samples of all ranks.
+    def optimizer_step(self, lr: float, num_samples: int) -> None:
+        """Update the weights with this lr, after the backward passes of num_samples samples of all ranks.
 
-        Each parameter group gets lr times its "lr_factor". The scaler may skip a step: it counts as a step and updates
-        the EMA, but does not change the weights.
+        Each parameter group gets lr times its "lr_factor". Gradients are clipped first, and then set to zero. A step
+        that the scaler skips does not change the weights, but counts as a step and updates the EMA.
         """
         for part in self.optimizer.param_groups:
             part["lr"] = lr * part.get("lr_factor", 1.0)
@@ -86,7 +86,7 @@ class TrainState:
         self.steps_since_start += 1
         self.samples += num_samples
 
-    def synchronize(self, group: Group) -> None:
+    def average_statistics(self, group: Group) -> None:
         """Average batch-norm statistics over ranks, then check that all ranks have equal weights. Collective.
 
         Each rank has seen other images, but all must validate and save the same model.
@@ -155,7 +155,7 @@ class TrainState:
                     f"({name} is missing or has another shape or type)"
                 )
         if self.ema is not None:
-            self.ema.num_updates = saved.step  # at 0, the first update copies the weights
+            self.ema.num_updates = saved.step  # at 0, the next update would overwrite the average
         if optimizer:
             _restore_optimizer(self.optimizer, saved.optimizer)
         if optimizer and saved.scaler and self.scaler.is_enabled():
@@ -172,10 +172,10 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
     Raises UserError if the state belongs to another optimizer or to other parameter groups.
     """
     groups, saved_groups = optimizer.param_groups, saved["param_groups"]
-    kinds = ["adamw" if "betas" in part[0] else "sgd" for part in (saved_groups, groups)]
-    if kinds[0] != kinds[1]:
+    saved_kind, kind = ("adamw" if "betas" in part[0] else "sgd" for part in (saved_groups, groups))
+    if saved_kind != kind:
         raise UserError(
-            f"--optimizer {kinds[1]}: the checkpoint has the state of {kinds[0]}: use --optimizer {kinds[0]}, {RESET}"
+            f"--optimizer {kind}: the checkpoint has the state of {saved_kind}: use --optimizer {saved_kind}, {RESET}"
         )
     try:
         # With the new settings, since torch converts a state to what its group's settings, such as fused, need.
@@ -185,11 +185,10 @@ def _restore_optimizer(optimizer: Optimizer, saved: dict) -> None:
             for group, part in zip(groups, saved_groups, strict=True)
         ]
         optimizer.load_state_dict({"state": saved["state"], "param_groups": settings})
-        if not all(
-            _fits(optimizer.state.get(part, {}), part, kinds[1]) for group in groups for part in group["params"]
-        ):
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        if not all(_fits(optimizer.state.get(parameter, {}), parameter, kind) for parameter in parameters):
             raise ValueError
-        # In the saved state, which is in CPU memory.
+        # Only damage makes these negative. Read the saved copy, because reading a GPU's would make the CPU wait.
         entries = [entry for state in saved["state"].values() for entry in state.items() if entry[1] is not None]
         if any(bool((value < 0).any()) for name, value in entries if name in ("step", "exp_avg_sq")):
             raise ValueError

@@ -55,13 +55,13 @@ class Metrics:
         # Training time and images since then. Only steps of this process count: a resumed run may begin in a window.
         self._seconds, self._images, self._step_began = 0.0, 0, 0.0
 
-    def open(self, cfg: Config, folder: Path | None, step: int, saved: dict, *, run_steps: float) -> None:
+    def open(self, cfg: Config, folder: Path | None, step: int, saved: dict, *, steps_left: float) -> None:
         """Open metrics.jsonl and the boards, and remove what follows the resumed checkpoint.
 
         folder: None on other ranks than 0. step: the checkpoint's. saved: the checkpoint's state_dict(), or {} in a
-        new run. run_steps: number of steps that the run will do.
+        new run. steps_left: number of steps that the run will still do.
         """
-        self.log_interval, self.pace.run_steps = cfg.log_interval, run_steps
+        self.log_interval, self.pace.run_steps = cfg.log_interval, steps_left
         if folder is None:
             return
         path = folder / "metrics.jsonl"

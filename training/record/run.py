@@ -45,10 +45,10 @@ class Run:
         self._early_lines = logging.handlers.MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1)
         log.addHandler(self._early_lines)
 
-    def open(self, plan: Plan, state: TrainState, *, run_steps: float) -> None:
+    def open(self, plan: Plan, state: TrainState, *, steps_left: float) -> None:
         """Open the run's folder, log, metrics and boards, and remove entries after the step of `state`. Collective.
 
-        run_steps: see Metrics. If the folder has no best.pt, state.best_score becomes -1. Raises UserError if the
+        steps_left: of the run. If the folder has no best.pt, state.best_score becomes -1. Raises UserError if the
         folder cannot be written.
         """
         self.cfg, self.is_new = plan.cfg, plan.folder is None
@@ -58,7 +58,7 @@ class Run:
             except OSError as error:
                 raise UserError(f"{self.folder or self.cfg.logdir}: cannot be written ({error.strerror})") from None
         saved = plan.resumed.run if plan.resumed and state.step else {}
-        self.metrics.open(self.cfg, self.folder, state.step, saved, run_steps=run_steps)
+        self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_score, state.validations_since_best = -1.0, 0
 
