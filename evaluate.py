@@ -22,8 +22,8 @@ if __name__ == "__main__":
 
 from distributed import rank_checks
 from distributed.group import Group
+from inference.evaluation import Evaluation, evaluate_split
 from inference.report import describe_protocol, gather_predictions, images_to_show, page
-from inference.scoring import Evaluation, evaluate_split
 from inference.trained import load_on_ranks, run_program
 from support.best_score import deciding_score
 from support.errors import UserError

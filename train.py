@@ -32,8 +32,8 @@ from distributed.group import Group, Stopped, gradient_sync
 from distributed.precision import autocast
 from flags import Config
 from inference import report
+from inference.evaluation import evaluate_split
 from inference.predictor import Predictor
-from inference.scoring import evaluate_split
 from losses.criterion import Criterion
 from losses.pixel_accuracy import count_hits
 from support.batch import Batch

@@ -29,7 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.classes import read_classes
 from data.images import read_label
-from flags.recipe import CRF_WEIGHT
+from flags.choose import CRF_WEIGHT
 from support.files import write_atomic
 from support.labels import IGNORE
 from tools.scribbles.pipeline import PSEUDO_FLAGS

@@ -21,7 +21,7 @@ from data.images.files import decode_bytes
 from data.overlays import contours, to_hex
 from distributed.group import Group
 from flags import Config
-from inference.scoring import Evaluation
+from inference.evaluation import Evaluation
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from support.labels import IGNORE, single_object

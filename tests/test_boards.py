@@ -163,7 +163,7 @@ def test_damaged_file_beside_a_checkpoint_is_one_warning(demo_run, expected, cap
             (f"torch.utils.tensorboard.SummaryWriter.{name}", "TensorBoard")
             for name in ("__init__", "add_scalar", "add_image", "flush", "close")
         ),
-        ("inference.scoring.panel", "pictures of the validation"),
+        ("inference.evaluation.panel", "pictures of the validation"),
         ("train.draw_samples", "augmented.jpg"),
         ("inference.report.page", "report.html"),
         ("training.record.messages.table", "table of scores"),

@@ -10,8 +10,8 @@ from conftest import ALONE
 from PIL import Image
 
 from data.sampler import EvalBatches
+from inference.evaluation import evaluate_split
 from inference.report import gather_predictions, images_to_show
-from inference.scoring import evaluate_split
 from support.batch import EvalBatch
 
 NUM_IMAGES, WORST = 60, 37

@@ -65,7 +65,7 @@ def test_strokes_and_edges_mend_a_prediction():
     full = np.stack([cv2.resize(values, mask.shape[::-1]) for values in walked])
     best = classes[full.argmax(0)]
     assert (best == mask).mean() > 0.98
-    assert (random_walk.best_class(classes, walked, mask.shape) == np.where(full.max(0) > 0.6, best, 255)).all()
+    assert (labelling.best_class(classes, walked, mask.shape) == np.where(full.max(0) > 0.6, best, 255)).all()
     assert 0.02 < (full.max(0) < 0.6).mean() < 0.5
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 from data.classes import voc_colours
 from data.images import label_png
 from data.overlays import contours
+from inference.evaluation import Evaluation
 from inference.report import MAX_POINTS, page, with_new_curves
-from inference.scoring import Evaluation
 from support.errors import UserError
 from support.files import write_atomic
 from training.scores import class_counts, confusion_matrix

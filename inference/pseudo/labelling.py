@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from inference.predictor import Predictor, Step, no_step
 from inference.pseudo import random_walk
 from inference.pseudo.random_walk import Grid
 from support.labels import IGNORE
+
+MIN_PROBABILITY = 0.6  # a pixel of no higher probability stays unlabelled (benchmarks/RESULTS.md)
 
 
 class Stroked(NamedTuple):
@@ -73,7 +76,7 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     The walk ends at classes with a stroke and at the background, or, without any stroke, at all classes. An object may
     lack a stroke, so the walk's probabilities are multiplied by 1 - p, where p is the model's probability of the most
     probable class that the walk leaves out. (The sum over these classes would be high where a model is unsure among
-    many.) A pixel without a product above random_walk.MIN_PROBABILITY is 255. A pixel on a stroke gets its class.
+    many.) A pixel without a product above MIN_PROBABILITY is 255. A pixel on a stroke gets its class.
     probs: result of predict() for the image, (C, h, w), in CPU memory.
     """
     # The lower limit prevents 0 / 0 where all classes with a stroke have probability 0.
@@ -86,5 +89,18 @@ def make_label(item: Stroked, probs: Tensor, background: int | None) -> np.ndarr
     classes, prior = occurs.nonzero().flatten().to(torch.uint8).numpy(), probs[occurs]
     walked = random_walk.walk(item.grid, classes, (prior / prior.sum(0)).numpy())
     left_out = (probs * ~occurs[:, None, None]).amax(0).numpy()
-    label = random_walk.best_class(classes, walked * (1 - left_out), item.scribble.shape)
+    label = best_class(classes, walked * (1 - left_out), item.scribble.shape)
     return np.where(item.scribble != IGNORE, item.scribble, label)
+
+
+def best_class(classes: np.ndarray, probs: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """Return the most probable class of each pixel, (H, W) uint8, 255 where none is above MIN_PROBABILITY.
+
+    classes: (K,) uint8. probs: probability of each class on a grid over the image, (K, h, w) float32. size: (H, W).
+    """
+    label, best = np.full(size, IGNORE, np.uint8), np.full(size, MIN_PROBABILITY, np.float32)
+    for number, values in zip(classes, probs, strict=True):
+        full = cv2.resize(values, size[::-1], interpolation=cv2.INTER_LINEAR)
+        label[full > best] = number
+        np.maximum(best, full, out=best)
+    return label

@@ -13,7 +13,6 @@ MOST_CELLS = 2**18  # of the grid; at least 2 x 2 pixels a cell
 CONTRAST = 10.0  # an edge of the image's mean contrast conducts 1 / (1 + CONTRAST)**2 of one without contrast
 ITERATIONS = 30  # a stroke reaches at most 30 cells
 REACH = 0.5  # times sqrt(h * w) cells: the distance after which a walk ends at a class of the model, without edges
-MIN_PROBABILITY = 0.6  # a pixel of no higher probability stays unlabelled (benchmarks/RESULTS.md)
 
 
 class Grid(NamedTuple):
@@ -39,19 +38,6 @@ def walk(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """
     probs = _solve(cells, classes, prior).clip(1e-6, 1)
     return probs / probs.sum(0)
-
-
-def best_class(classes: np.ndarray, probs: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Return the most probable class of each pixel, (H, W) uint8, 255 where none is above MIN_PROBABILITY.
-
-    classes: (K,) uint8. probs: probability of each class on a grid over the image, (K, h, w) float32. size: (H, W).
-    """
-    label, best = np.full(size, IGNORE, np.uint8), np.full(size, MIN_PROBABILITY, np.float32)
-    for number, values in zip(classes, probs, strict=True):
-        full = cv2.resize(values, size[::-1], interpolation=cv2.INTER_LINEAR)
-        label[full > best] = number
-        np.maximum(best, full, out=best)
-    return label
 
 
 def grid(image: np.ndarray, scribble: np.ndarray) -> Grid:

@@ -20,7 +20,7 @@ def page(runs: list[Run], tables: dict[str, dict[str, list[str]]]) -> str:
     """Return the HTML page, ASCII only. tables: {heading: {title of a column: a text for each run}}."""
     rules = [
         f".r{number} {{ --hue: {(210 + GOLDEN_ANGLE * number) % 360:g} }}\n"
-        f"body:has(.r{number}:hover) .curve:not(.r{number}) {{ opacity: .1 }}\n"
+        f"body:has(.r{number}:hover) .curve:not(.r{number}) {{ opacity: var(--faded) }}\n"
         f"body:has(.r{number}:hover) tr.r{number} {{ background: var(--grid) }}"
         for number in range(len(runs))
     ]

@@ -11,8 +11,8 @@ from data.images.resize import large_images
 from data.loader import Loader
 from distributed.group import Group, Stopped
 from flags import Config, as_words, changes, own_code, without_defaults
+from flags.choose import FEW_STEPS
 from flags.loss_weights import loss_weights
-from flags.recipe import FEW_STEPS
 from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
