@@ -17,11 +17,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from measure import add_flags, measure, ratios, save, spread
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import utils
+from benchmarks.measure import add_flags, measure, ratios, save, spread
 from data.transforms import MEAN_COLOUR
 from distributed.group import Group
 from flags import parse_flags

@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from measure import add_flags, measure, save, table
-
+from benchmarks.measure import add_flags, measure, save, table
 from models.lorm import LoRM
 from support.batch import Foreground
 

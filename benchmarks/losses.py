@@ -20,8 +20,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from dataclasses import replace
 
-from measure import add_flags, measure, ratios, save, spread, table
-
+from benchmarks.measure import add_flags, measure, ratios, save, spread, table
 from losses.criterion import Criterion
 from losses.upsampling import find_points
 from support.batch import Batch

@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from data.pictures import overlay, sheet
 from PIL import Image
 
 import evaluate
 import predict
 from data.classes import read_classes
+from data.overlays import overlay, sheet
 
 OUT = Path("docs/images")
 SHOWN = ("0016E5_08001", "0016E5_08147")  # two validation images

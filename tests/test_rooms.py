@@ -1,9 +1,11 @@
 """Rooms import only what the table of docs/how_it_works.md allows, none in a circle; torch's privates are not used."""
 
 import ast
+import importlib
 import re
 from collections import Counter
 
+import pytest
 import torch
 from conftest import REPO
 
@@ -93,6 +95,11 @@ OUTSIDE = ("tests", "benchmarks", ".venv")
 def test_the_product_names_no_private_function_of_torch():
     files = [path for path in REPO.rglob("*.py") if path.relative_to(REPO).parts[0] not in OUTSIDE]
     assert not {name for path in files for name in PRIVATE.findall(path.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in REPO.glob("benchmarks/*.py")))
+def test_a_benchmark_imports_what_there_is(name):
+    importlib.import_module(f"benchmarks.{name}")
 
 
 def test_auto_precision_without_torchs_private_tests_of_the_cpu(monkeypatch):
