@@ -61,10 +61,10 @@ def evaluate_split(
 ) -> Evaluation:
     """Predict each image of a split once, over all ranks, and return their Evaluation. Collective.
 
-    title: names the progress bar. keep: chooses the images whose predictions are kept, beside this rank's first
-    NUM_EXAMPLES images: takes the counts of some images (see Evaluation), and returns indices into them. What it does
-    not choose among some images it must not choose among more. None: keep none. Raises Stopped on all ranks if one of
-    them got a signal.
+    title: names the progress bar. keep: chooses the images whose predictions are kept. It takes the counts of some
+    images (see Evaluation) and returns indices into them. An image that it leaves out of a set must also be left out of
+    every larger set. With `keep`, this rank's first NUM_EXAMPLES images are kept as well. Raises Stopped on all ranks
+    if one of them got a signal.
     """
     dataset = loader.dataset
     confusion, counts = (
