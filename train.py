@@ -66,8 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         return {"test": evaluate, "predict": predict}[cfg.task].main(task_words(cfg))
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
-        # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run is outside
-        # it, because it logs these, with the command that resumes the run.
+        # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run encloses it,
+        # because Run logs each UserError and then adds the command that resumes the run to its message.
         with Run(group) as run, program.explain_errors(str(group.device), messages.MORE_MEMORY):
             plan = settle(cfg, group)  # reads flags, files and checkpoint; no flag changes afterwards
             trainer = build(plan, group, run)
@@ -96,13 +96,13 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
     # This loads the checkpoint of a resumed run into model and optimizer.
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
-    # Open the folder only now, so that a failure above leaves none behind. In a resumed run's folder, this also sets
-    # aside what is from after the checkpoint's step.
+    # Open the folder only now, so that a failure above leaves none behind. In a resumed run's folder, this renames
+    # later checkpoints to *.old and deletes later metrics. Without a best.pt there, it resets the state's best score.
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.show_samples(lambda: draw_samples(cfg, train_loader, plan.classes))
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
-    # All ranks must start with equal weights. A checkpoint from mid-epoch gives each rank its own batch-norm
-    # statistics, so these are not compared then.
+    # All ranks must start with equal weights. state.samples counts from 0 in each epoch: above 0, the checkpoint is
+    # from mid-epoch and gives each rank its own batch-norm statistics, so these are not compared.
     rank_checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
@@ -153,8 +153,8 @@ class Trainer:
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.enter_train_mode()
         for micro_batches in run.metrics.steps(steps, total=num_steps, title=title):
-            # A validation that is due after a step is done before the next one: if a signal stops it, the resumed run
-            # enters the loop here and repeats it. After the epoch's last step, close_epoch() validates.
+            # If the last step made a validation due, validate before the next step. A resumed run enters the loop here,
+            # so it repeats a validation that a signal stopped. close_epoch() validates after the epoch's last step.
             if schedule.validates_step(state):
                 state.average_statistics(self.group)  # so that all ranks score one model
                 score_line, is_best = self.validate()
@@ -183,29 +183,32 @@ class Trainer:
         group.note(f"step {state.step + 1}")  # if this rank hangs, the other ranks' error names this step
         # 1. Sum the divisors: each loss is divided by its count in the global batch, such as labelled pixels. A mean
         # per rank would give a pixel more weight on a rank with fewer labelled pixels. If a rank got a signal, this
-        # call raises Stopped on all ranks, before any of them has changed its weights in this step.
+        # call raises Stopped on all ranks, before any of them has changed its weights in this step. The counts are in
+        # CPU memory and summed by gloo, so nothing here waits for the GPU.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        progress = self.schedule.steps_done(state) / self.schedule.total_steps  # 0 to 1; the CRF loss grows with it
-        # parts: of each loss, this rank's part, which adds up over micro-batches and ranks.
+        # progress: 0 to 1; the CRF loss grows with it. steps_done() is not state.step, because a resumed run may have
+        # another batch size, and total_steps counts steps of the present one.
+        progress = self.schedule.steps_done(state) / self.schedule.total_steps
+        # parts: this rank's share of each loss in criterion.names. Shares add up over micro-batches and ranks.
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
-            # Seed dropout by the position in the global batch: runs of one --batchsize then draw the same numbers on
-            # any number of ranks.
+            # Seed dropout by the batch's place in the epoch, so that a run on fewer ranks draws the same numbers if it
+            # accumulates more batches of the same --batchsize. seed_forward() adds the epoch and the earlier samples.
             first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 # Only the model computes in low precision: the losses need more digits.
                 with autocast(cfg.amp, group.device):
-                    outputs = state.model(batch.image, batch.foreground)  # the foreground is LoRM's; else None
-                # With --lorm_scope all, LoRM (models/lorm.py) counts by the features, so `divisors` lacks its count.
-                # The criterion divides by the one in `outputs` instead: this micro-batch's over all ranks. The loss is
-                # the mean over micro-batches, so the count is multiplied by their number.
-                if "lorm_terms" in outputs:
-                    outputs["lorm_terms"] = group.sum(outputs["lorm_terms"]) * len(micro_batches)
+                    outputs = state.model(batch.image, batch.foreground)  # foreground: None unless LoRM is trained
+                # With --lorm_scope all, the features decide how many squares LoRM (models/lorm.py) sums, so `divisors`
+                # lacks this count. The criterion divides by outputs["lorm_count"] instead, so sum it over ranks. The
+                # loss must be the mean over micro-batches, so multiply the count by their number.
+                if "lorm_count" in outputs:
+                    outputs["lorm_count"] = group.sum(outputs["lorm_count"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
                 # DDP averages gradients over ranks. The divisors are global already, so undo the average.
                 state.scaler.scale(loss * group.world_size).backward()
@@ -213,9 +216,9 @@ class Trainer:
             if cfg.report_training_batch_acc:
                 hits.append(count_hits(outputs["logits"], batch))
 
-        # 3. Clip gradients, update the weights and the EMA, and set gradients to zero. In this process's first step,
-        # also compare the ranks: a model that was not wrapped, or that changes its weights by itself, would diverge
-        # between ranks without an error.
+        # 3. Clip gradients, update the weights and the EMA, set gradients to zero, and count the step and its samples.
+        # In this process's first step, also compare the ranks: a model that was not wrapped, or that changes its
+        # weights by itself, would diverge between ranks without an error.
         is_first = state.steps_since_start == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)
@@ -249,7 +252,7 @@ class Trainer:
             state.epoch, state.samples = state.epoch + 1, 0
             if schedule.saves_epoch(state):
                 checkpoints.append(epoch_file(state.epoch))
-        # Collective, so outside of any condition on the rank: the slowest rank counts.
+        # Collective: text() compares how long each rank waited for its loader, so every rank calls it.
         pace = run.metrics.pace.text(schedule.sampler.global_batch, self.train_loader)
         log.info(f"{line}, {pace}")
         run.save(state, *checkpoints)

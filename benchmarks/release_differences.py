@@ -79,8 +79,8 @@ def loss_and_gradient(
         with torch.set_grad_enabled(backward):
             with autocast(cfg.amp, GROUP.device):
                 outputs = model.train()(micro_batch.image, micro_batch.foreground)
-            if "lorm_terms" in outputs:
-                outputs["lorm_terms"] = outputs["lorm_terms"] * accum_steps
+            if "lorm_count" in outputs:
+                outputs["lorm_count"] = outputs["lorm_count"] * accum_steps
             loss, _ = criterion(outputs, micro_batch, counts)  # in float32, as in train.py
         total += loss.item()
         if backward:

@@ -44,7 +44,7 @@ class Criterion:
     ) -> tuple[Tensor, Tensor]:
         """Return this batch's part of the total loss, and its part of each of `names`, detached and unweighted.
 
-        outputs: {"logits": (B, C, h, w), "lorm" and "lorm_terms": see LoRMTerm}. progress: share of the run's steps
+        outputs: {"logits": (B, C, h, w), "lorm" and "lorm_count": see LoRMTerm}. progress: share of the run's steps
         that are done, 0 to 1. divisors: counts() summed over the global batch, as numbers: reading a tensor on the GPU
         would make the CPU wait. The results are float32, or float64 if the logits are.
         """

@@ -20,7 +20,7 @@ class Settings(NamedTuple):
 
     label_smooth: float = 0.0  # for PseudoLabel
     class_weights: Sequence[float] | None = None  # for Label; None: all 1
-    lorm_terms: int = 0  # LoRM's terms per position of the foreground; 0: see LoRMTerm
+    lorm_terms: int = 0  # squares in LoRM's sum per position of the foreground; 0: see LoRMTerm
 
 
 class Term:
@@ -208,7 +208,7 @@ class PseudoLabel(CrossEntropyTerm):
 class LoRMTerm(Term):
     """The sum that the model's LoRM outputs. Count: the number of squares in that sum.
 
-    With --lorm_scope all, this number depends on the features: the outputs have it as "lorm_terms", and the count is 0.
+    With --lorm_scope all, this number depends on the features: the outputs have it as "lorm_count", and the count is 0.
     """
 
     name, map = "lorm", "pseudo"
@@ -219,7 +219,7 @@ class LoRMTerm(Term):
 
     def sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
         total = outputs["lorm"]
-        return total / outputs["lorm_terms"].clamp(min=1) if "lorm_terms" in outputs else total
+        return total / outputs["lorm_count"].clamp(min=1) if "lorm_count" in outputs else total
 
 
 class ScribbleEntropy(EntropyTerm):

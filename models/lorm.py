@@ -40,7 +40,7 @@ class LoRM(nn.Module):
     def forward(self, x: Tensor, foreground: Foreground) -> dict[str, Tensor]:
         """Return {"lorm": sum of (x - y)^2, a scalar, float32 or float64}, not divided by the number of terms.
 
-        The number is C per position of the foreground; scope "all" adds {"lorm_terms": the number, int64}.
+        The number is C per position of the foreground; scope "all" adds {"lorm_count": the number, int64}.
         x: (B, C, H, W); channels-last order needs no copy. The products have x's type or autocast's, but float32
         instead of fp16, in which they overflow. The rest is float32, or float64 if x is. The backward pass can run
         once; there is no double backward.
@@ -59,7 +59,7 @@ class LoRM(nn.Module):
                 foreground,
                 self.scope == "all",
             )
-        return {"lorm": total} | ({"lorm_terms": num_terms} if self.scope == "all" else {})
+        return {"lorm": total} | ({"lorm_count": num_terms} if self.scope == "all" else {})
 
 
 class _Layers(NamedTuple):
