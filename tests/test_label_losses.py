@@ -57,7 +57,9 @@ def test_each_term_is_declared_for_the_data_sets_that_have_its_map_and_documente
     every = Config(loss="+".join(LOSSES), **{name: 1.0 for name in flags if name.startswith("l_")})
     assert set(loss_weights(every)) == set(TERMS)
     for name, term in TERMS.items():
-        assert f"`{name}`" in page, f"docs/losses.md lacks {name}"
+        row = {value: word for word, value in LOSSES.items()}.get(name, name)
+        assert f"\n| `{row}` |" in page, f"docs/losses.md lacks a row `{row}`"
+        assert f"`{name}`" in page, f"docs/losses.md does not say that the log names it `{name}`"
         needs = flags["loss" if name in LOSSES.values() else f"l_{name}"].needs
         for dataset, maps in MAPS.items():
             given = replace(every, dataset=dataset)

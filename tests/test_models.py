@@ -10,6 +10,7 @@ from torch import nn
 import models
 from flags.shared import MODEL_TYPES
 from models.heads import ASPP
+from models.layers.norm import BATCH_NORMS, BatchNorm2d
 from models.lorm import find_foreground, foreground_mask
 from models.pretrained import load_weights
 from support.batch import Foreground
@@ -34,6 +35,16 @@ def test_each_head_is_a_model_type_that_says_whether_it_has_a_width():
 
 
 @pytest.mark.parametrize("name", models.HEADS)
+def test_each_head_has_our_batch_norm_and_uses_its_width(name):
+    """--sync_bn synchronizes our batch norm only."""
+    widths = [{"width": width} for width in (8, 16)] if models.HEADS[name].has_width else [{}]
+    heads = [models.HEADS[name]((8, 8, 8, 8), NUM_CLASSES, **options) for options in widths]
+    norms = [part for head in heads for part in head.modules() if isinstance(part, BATCH_NORMS)]
+    assert all(isinstance(norm, BatchNorm2d) for norm in norms)
+    assert len({sum(value.numel() for value in head.parameters()) for head in heads}) == len(widths)
+
+
+@pytest.mark.parametrize("name", models.HEADS)
 @pytest.mark.parametrize("size", [(1, 33, 47), (2, 64, 32)])  # a batch of one trains
 def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(name, size):
     model = models.build(name, layers=18, num_classes=NUM_CLASSES).train()
@@ -42,10 +53,10 @@ def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(nam
     outputs = model(images(*size), foreground(model, pseudo))
     stride = 8 if "Logits at stride 8" in models.HEADS[name].__doc__ else 4
     assert outputs["logits"].shape[:2] == (batch, NUM_CLASSES)
-    assert abs(outputs["logits"].shape[2] - height / stride) <= 1
+    assert abs(outputs["logits"].shape[2] - height / stride) <= 1, f"its docstring says stride {stride}"
     assert ("lorm" in outputs) == name.endswith("lorm")
     sum(value.sum() for value in outputs.values()).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
     with torch.no_grad():
         assert set(model.eval()(images(*size), foreground(model, pseudo))) == {"logits"}
 
