@@ -57,6 +57,15 @@ def test_every_flag_named_in_the_documents_exists(path):
     assert named - known - {f"no_{name}" for name in known} - OTHER_FLAGS == set()
 
 
+def test_our_files_that_the_documents_and_their_diagram_name_exist():
+    pages = [path for path in (*DOCUMENTS, REPO / "docs/data_flow.svg") if path.name != "comparison.md"]  # of others
+    rooms = "|".join(path.parent.name for path in REPO.glob("*/__init__.py"))
+    name = re.compile(rf"(?<![\w/.-])(?:{rooms})/[\w/]+\.(?:py|html)\b")
+    named = {file for path in pages for file in name.findall(path.read_text(encoding="utf-8"))}
+    assert len(named) > 50
+    assert not [file for file in named if not (REPO / file).is_file()]
+
+
 def test_reference_of_the_command_line_is_current():
     assert (REPO / "docs/cli.md").read_text(encoding="utf-8") == cli_reference.page(), "python -m tests.cli_reference"
 

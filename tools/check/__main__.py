@@ -24,7 +24,7 @@ from data.images.deep import any_header, read_values
 from data.images.reader import HAVE_8_BITS, ImageReader
 from data.images.stretch import NUM_IMAGES, READING, choose_reading
 from data.label_check import holds_only_255, infer_num_classes, spread
-from data.label_map import read_label_map
+from data.label_map import LabelMap, read_label_map
 from data.plain import find_flags
 from flags import describe
 from flags.declare import flag
@@ -40,7 +40,7 @@ from support.terminal import say
 from tools.check.commands import conversion, fix_lines, training_lines
 from tools.check.counts import Counts
 from tools.check.detect import check_classes, find_faults
-from tools.check.facts import read_facts
+from tools.check.facts import Sample, read_facts
 from tools.check.files import WHOLE, Paths, find_files
 from tools.check.report import report_lines
 from tools.check.rules import Findings
@@ -99,16 +99,18 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Counts, Findin
     train_images = [item.image.path for item in samples if {paths.split_names[0], WHOLE} & set(item.splits)]
     others = [item.image.path for item in samples if not {paths.split_names[0], WHOLE} & set(item.splits)]
     reader = choose_reader(paths, train_images, others, counts)
-    facts = work_on(partial(read_facts, reader=reader, label_map=label_map), samples, workers, "image", "reading")
+
+    def read(label_map: LabelMap | None) -> list[Sample]:
+        work = partial(read_facts, reader=reader, label_map=label_map)
+        return work_on(work, samples, workers, "image", "reading")
+
+    facts = read(label_map)
     if dataset in DENSE and not label_map and num_classes in (None, 2):
         of_train = {paths.split_names[0], WHOLE}
         train = [item.labels["mask"] for item in facts if of_train & set(item.splits) and "mask" in item.labels]
         if holds_only_255([mask.values for mask in train]):  # as train.py
             counts.flags["label_map"], num_classes = "binary", 2
-            label_map = read_label_map("binary", num_classes)
-            facts = work_on(
-                partial(read_facts, reader=reader, label_map=label_map), samples, workers, "image", "reading"
-            )
+            facts = read(read_label_map("binary", num_classes))
             counts.notes.append("masks hold only 0 and 255: 255 is read as class 1")
     if not num_classes:
         num_classes = infer_num_classes({v for item in facts for label in item.labels.values() for v in label.classes})
