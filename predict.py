@@ -35,7 +35,6 @@ from inference.predictor import ImagePredictor, Step, each_batch, predict_batch
 from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, run_program
 from support.errors import UserError
 from support.files import check_place, sha256
-from support.progress import progress_bar
 from training.data import data_folders, make_loader
 
 log = logging.getLogger("segtrain")
@@ -123,10 +122,7 @@ def predict(
 
     Collective; raises Stopped after a signal. inputs: {name: image}, done or pending. flags: the loader's.
     """
-    bar = partial(progress_bar, enabled=group.is_main)
-    own = len(range(group.rank, len(inputs), group.world_size))
-    read = partial(attempt, model.reader.header)
-    found = group.share_work(read, list(inputs.values()), partial(bar, total=own, title="headers", unit="file"))
+    found = group.share_work(partial(attempt, model.reader.header), list(inputs.values()), "headers", "file")
     headers = dict(zip(inputs, found, strict=True))
     good = {name: header for name, header in headers.items() if isinstance(header, Header)}
     readable = {name: header.size for name, header in good.items()}
@@ -161,7 +157,7 @@ def predict(
     outputs.wait()
     if same := [path for share in group.gather(flat) for path in share]:
         log.warning(f"{len(same)} image(s) have one value in all pixels, as they are read: {same[0]} ...")
-    errors = [headers[name] for name in pending if isinstance(headers[name], UserError)]
+    errors = [header for name in pending if isinstance(header := headers[name], UserError)]
     return errors + [error for share in group.gather(failures + outputs.failures) for error in share]
 
 

@@ -79,7 +79,7 @@ def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None
         return get_train_loader(cfg, group, files or find_training_files(cfg))
     loader = get_eval_loader(cfg, cfg.val_split, group, files)
     for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
-        Windows.over(size, 1.0, **cfg.sizes)  # an error here would otherwise come in the first validation
+        Windows(size, 1.0, **cfg.sizes)  # an error here would otherwise come in the first validation
     return loader
 
 

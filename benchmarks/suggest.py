@@ -26,8 +26,7 @@ from data.classes import read_classes
 from data.images import label_png, read_label
 from support.files import write_atomic
 from support.labels import IGNORE
-from tools.scribbles.regions import find_regions
-from tools.scribbles.strokes import Style, draw_scribble
+from tools.scribbles.strokes import Style, draw_scribble, find_regions
 
 ROOT = Path(__file__).resolve().parent.parent
 STYLE = Style(background="none", max_length=60)
@@ -45,7 +44,7 @@ class Bench:
         names = (args.data / "ImageSets/Segmentation/train.txt").read_text().split()
         self.masks = {name: read_label(args.data / f"SegmentationClass/{name}.png", IGNORE) for name in names}
         self.every = {name: draw_scribble(mask, STYLE, 0, name) for name, mask in self.masks.items()}
-        self.regions = {name: find_regions(mask, STYLE.min_area)[0] for name, mask in self.masks.items()}
+        self.regions = {name: numbered_regions(mask) for name, mask in self.masks.items()}
         self.total = sum(len(self.objects(name, self.every[name])) for name in names)
 
     def objects(self, name: str, strokes: np.ndarray) -> set[int]:
@@ -116,6 +115,14 @@ class Bench:
 
     def call(self, *words: object) -> None:
         subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def numbered_regions(mask: np.ndarray) -> np.ndarray:
+    """Return the number of each pixel's region, from 1, (H, W) int32; 0: no region that may get a stroke."""
+    number = np.zeros(mask.shape, np.int32)
+    for index, (_, box, inside) in enumerate(find_regions(mask, STYLE.min_area), start=1):
+        number[box][inside] = index
+    return number
 
 
 def main() -> None:

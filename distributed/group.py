@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from support.processes import ThreadPool
+from support.progress import progress_bar
 from support.signals import StopRequest
 from support.terminal import warn
 
@@ -95,17 +96,20 @@ class Group:
         return sums[:-1]
 
     def share_work(
-        self, work: Callable[[Item], T], items: Sequence[Item], bar: Callable[[Iterable[T]], Iterable[T]] = iter
+        self, work: Callable[[Item], T], items: Sequence[Item], title: str = "", unit: str = "image"
     ) -> list[T | None]:
         """Return [work(item) for each item] on every rank. Each rank computes a share in threads. Collective.
 
-        bar: wraps the iterable of this rank's results, to show progress. If ranks have different numbers of items,
+        title, unit: of rank 0's progress bar; without a title there is none. If ranks have different numbers of items,
         results that no rank computed are None.
         """
         # Take every n-th item: neighbours in a list, such as the frames of a film, often cost the same.
         indices = range(self.rank, len(items), self.world_size)
         with ThreadPool(NUM_THREADS) as pool:
-            results = dict(zip(indices, bar(pool.map(work, [items[index] for index in indices])), strict=True))
+            found = pool.map(work, [items[index] for index in indices])
+            enabled = self.is_main and title != ""
+            bar = progress_bar(found, total=len(indices), title=title, unit=unit, enabled=enabled)
+            results = dict(zip(indices, bar, strict=True))
         # Send the index with each result, because ranks whose lists differ in length would shift the results.
         gathered = {index: result for share in self.gather(results) for index, result in share.items()}
         return [gathered.get(index) for index in range(len(items))]

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from data.images.reader import ImageReader
 from data.images.resize import resize, scaled_size
+from data.loader import batched
 from distributed.group import Group
 from distributed.precision import DTYPES, autocast
 from inference.windows import Windows
@@ -177,7 +178,7 @@ class Predictor:
     def _windows(self, size: tuple[int, int]) -> list[Windows]:
         """Return the windows over an image of this (height, width) at each scale, without logits."""
         sizes = self.long_side, self.window, self.stride_rate, self.source
-        return [Windows.over(size, scale, *sizes) for scale in self.scales]
+        return [Windows(size, scale, *sizes) for scale in self.scales]
 
     def _predict(self, images: Tensor, step: Step) -> list[Windows]:
         """Return the windows over images (B, H, W, 3) at each scale. They predict logits when these are needed."""
@@ -205,22 +206,13 @@ class Predictor:
 
     def _outputs(self, images: Tensor, windows: Windows, step: Step) -> Iterator[Tensor]:
         """Yield the model's logits (C, h, w) of each window; with flip, also of its mirror image."""
-        batch: list[Tensor] = []
         size = self.batch_size
         if images.is_cpu:
             size = min(size, max(1, CPU_PASS_PIXELS // math.prod(windows.window)))
-        for crop in windows.crops(images, getattr(self.model, "mean", None)):
-            for values in (crop, crop.flip(3)) if self.flip else (crop,):
-                if len(batch) >= size:
-                    yield from self._forward(batch, step)
-                    batch = []
-                batch.append(values)
-        yield from self._forward(batch, step)
-
-    def _forward(self, crops: list[Tensor], step: Step) -> Tensor:
-        """Return the model's logits (N, C, h, w) of N windows (1, 3, H, W)."""
-        values = torch.cat(crops)
-        with autocast(self.amp, values.device):
-            logits = self._folded(values.permute(0, 2, 3, 1))["logits"]
-        step(len(crops))
-        return logits
+        crops = windows.crops(images, getattr(self.model, "mean", None))
+        sides = (values for crop in crops for values in ((crop, crop.flip(3)) if self.flip else (crop,)))
+        for batch in batched(sides, size):
+            with autocast(self.amp, images.device):
+                logits = self._folded(torch.cat(batch).permute(0, 2, 3, 1))["logits"]
+            step(len(batch))
+            yield from logits

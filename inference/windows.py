@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -16,42 +15,31 @@ def window_starts(size: int, window: int, stride: int) -> list[int]:
     return [min(number * stride, size - window) for number in range(math.ceil((size - window) / stride) + 1)]
 
 
-@dataclass
 class Windows:
     """Windows over a batch of images at one scale, and the scores that a model's logits of them give.
 
+    out: (height, width) of the image before scaling by `scale`; the other arguments are as in Predictor. Raises
+    UserError if the windows have so many pixels that memory may run out.
     window: (height, width) of a window. tops, lefts: first row and column of the windows in the padded image. size:
-    (height, width) of the scaled image before padding by `offset` pixels at the top and left. out: (height, width) of
-    the image before scaling. predicted: yields the logits of each row of windows, from the top.
+    (height, width) of the scaled image before padding by `offset` pixels at the top and left. predicted: yields the
+    logits of each row of windows, from the top.
     """
 
-    window: tuple[int, int]
-    tops: list[int]
-    lefts: list[int]
-    size: tuple[int, int]
-    offset: tuple[int, int]
-    out: tuple[int, int]
-    predicted: Iterator[Tensor] = field(default_factory=lambda: iter(()))
-    _kept: dict[int, Tensor] = field(default_factory=dict)  # {row of windows: its logits}
+    predicted: Iterator[Tensor]
 
-    @classmethod
-    def over(
-        cls, out: tuple[int, int], scale: float, long_side: int, window: int, stride_rate: float, source: str = ""
-    ) -> "Windows":
-        """Return the windows over an image of size `out`, resized by `scale`; the rest is as in Predictor.
-
-        Raises UserError if they have so many pixels that memory may run out.
-        """
-        size = scaled_size(out, round(scale * (long_side or max(out))))
-        sides = (window, window) if window else size
-        padded = max(size[0], sides[0]), max(size[1], sides[1])
-        tops, lefts = (
+    def __init__(
+        self, out: tuple[int, int], scale: float, long_side: int, window: int, stride_rate: float, source: str = ""
+    ):
+        self.out, self.size = out, scaled_size(out, round(scale * (long_side or max(out))))
+        self.window = sides = (window, window) if window else self.size
+        padded = max(self.size[0], sides[0]), max(self.size[1], sides[1])
+        self.tops, self.lefts = (
             window_starts(padded[axis], sides[axis], math.ceil(sides[axis] * stride_rate)) for axis in (0, 1)
         )
         flags = f"--long_side {long_side}, --window {window}, --stride_rate {stride_rate:.3g}, --scales {scale:g}"
-        check_pixels(len(tops) * len(lefts) * math.prod(sides), out, f"{source}{flags}")
-        offset = (padded[0] - size[0]) // 2, (padded[1] - size[1]) // 2
-        return cls(sides, tops, lefts, size, offset, out)
+        check_pixels(len(self.tops) * len(self.lefts) * math.prod(sides), out, f"{source}{flags}")
+        self.offset = (padded[0] - self.size[0]) // 2, (padded[1] - self.size[1]) // 2
+        self._kept: dict[int, Tensor] = {}  # {row of windows: its logits}
 
     @property
     def pixels_a_row(self) -> float:

@@ -6,6 +6,7 @@ shell, `python` in the server's folder is a program that does the same, and `tor
 """
 
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -125,6 +126,8 @@ def _write_program(path: Path, text: str) -> None:
 def serve(folder: Path) -> None:
     for name in (*PROGRAMS, *LIBRARIES):
         importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("timm")  # an extra, which each process for a network of timm would need 2 s to import
     sys.executable = str(folder / "python")
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(folder / "socket"))

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,45 +137,53 @@ def expected(demo_root, tmp_path_factory):
     return weights(run_train(dataset_path=demo_root, logdir=folder, epochs=2, schedule="constant"))
 
 
-def warnings(capsys, named: str) -> list[str]:
-    return [line for line in capsys.readouterr().out.splitlines() if "warning: " in line and named in line]
+@pytest.fixture(scope="module")
+def first_epoch(demo_root, tmp_path_factory):
+    return run_train(dataset_path=demo_root, logdir=tmp_path_factory.mktemp("log"), schedule="constant")
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),  # None: a folder
-    [("report.html", content) for content in (None, b"", b"\x00\xff" * 99, PAGE[:50], PAGE % b"{", PAGE % b"[1]")]
-    + [("metrics.jsonl", content) for content in (None, b"", b"\x00\xff\n" * 9, b"[1]\nnull\n{}\n", b"[" * 9**5, b"x")],
-)
-def test_damaged_file_beside_a_checkpoint_is_one_warning(demo_run, expected, capsys, file, content):
-    path = demo_run(name="x", schedule="constant") / file
-    path.unlink()
-    path.mkdir() if content is None else path.write_bytes(content)
-    capsys.readouterr()
-    folder = demo_run(name="x", resume="auto", epochs=2, schedule="constant")
-    assert len(warnings(capsys, file)) == 1
+def warnings(text: str, named: str) -> list[str]:
+    return [line for line in text.splitlines() if "warning: " in line and named in line]
+
+
+REPORTS = (None, b"", b"\x00\xff" * 99, PAGE[:50], PAGE % b"{", PAGE % b"[1]")  # None: a folder
+METRICS = (b"", None, b"\x00\xff\n" * 9, b"[1]\nnull\n{}\n", b"[" * 9**5, b"x")
+
+
+@pytest.mark.parametrize(("report", "metrics"), zip(REPORTS, METRICS, strict=True))
+def test_damaged_files_beside_a_checkpoint_are_one_warning_each(
+    demo_run, first_epoch, tmp_path, expected, capsys, report, metrics
+):
+    folder, damaged = shutil.copytree(first_epoch, tmp_path / "x"), {"report.html": report, "metrics.jsonl": metrics}
+    for file, content in damaged.items():
+        (folder / file).unlink()
+        (folder / file).mkdir() if content is None else (folder / file).write_bytes(content)
+    demo_run(name="x", resume="auto", epochs=2, schedule="constant")
+    text = capsys.readouterr().out
+    assert [len(warnings(text, file)) for file in damaged] == [1, 1]
     assert not unequal(weights(folder), expected)
     assert [line["step"] for line in read_metrics(folder, "train")][-4:] == [5, 6, 7, 8]
 
 
-@pytest.mark.parametrize(
-    ("owner", "named"),
-    [
-        *(
-            (f"torch.utils.tensorboard.SummaryWriter.{name}", "TensorBoard")
-            for name in ("__init__", "add_scalar", "add_image", "flush", "close")
-        ),
-        ("inference.evaluation.panel", "pictures of the validation"),
-        ("train.draw_samples", "augmented.jpg"),
-        ("inference.report.page", "report.html"),
-        ("training.record.messages.table", "table of scores"),
-        ("training.record.metrics.keep_lines", "metrics.jsonl"),
-        ("training.record.metrics.Metrics._write_line", "metrics.jsonl"),
-        ("logging.StreamHandler.emit", "train.log"),
-    ],
-)
-def test_failure_beside_training_is_one_warning(demo_run, expected, capsys, monkeypatch, owner, named):
-    monkeypatch.setattr(owner, mock.Mock(side_effect=FULL))
+# What fails: the part that the warning names. add_image is called only if the pictures are drawn.
+WRITER = "torch.utils.tensorboard.SummaryWriter."
+FAILURES = [
+    {WRITER + "__init__": "TensorBoard", "inference.report.page": "report.html"},
+    {WRITER + "add_scalar": "TensorBoard", "train.draw_samples": "augmented.jpg"},
+    {WRITER + "add_image": "TensorBoard", "training.record.messages.table": "table of scores"},
+    {WRITER + "flush": "TensorBoard", "training.record.metrics.Metrics._write_line": "metrics.jsonl"},
+    {WRITER + "close": "TensorBoard", "inference.evaluation.panel": "pictures of the validation"},
+    {"training.record.metrics.keep_lines": "metrics.jsonl"},
+    {"logging.StreamHandler.emit": "train.log"},
+]
+
+
+@pytest.mark.parametrize("failures", FAILURES, ids=", ".join)
+def test_failures_beside_training_are_one_warning_each(demo_run, expected, capsys, monkeypatch, failures):
+    for owner in failures:
+        monkeypatch.setattr(owner, mock.Mock(side_effect=FULL))
     folder = demo_run(epochs=2, schedule="constant")
-    assert len(found := warnings(capsys, named)) == 1
-    assert "No space left on device" in found[0]
+    text = capsys.readouterr().out
+    for named in failures.values():
+        assert ["No space left on device" in line for line in warnings(text, named)] == [True], text
     assert not unequal(weights(folder), expected)

@@ -109,7 +109,7 @@ def test_page_has_all_curves_and_hostile_names_stay_names(tmp_path, monkeypatch)
     write_run(tmp_path / "long", lines_of(*[0.1] * 12, loss=2.0))
     main([str(tmp_path)])
     head, _, rest = (tmp_path / "compare.html").read_text("ascii").partition("<body>")
-    assert "content=\"default-src 'none'; style-src 'unsafe-inline'\"" in head
+    assert "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\"" in head
     body = ElementTree.fromstring(f"<body>{rest.removesuffix('</html>' + chr(10))}")
     assert {"script", "img"}.isdisjoint(element.tag for element in body.iter())
     assert [path.find("title").text for path in body.iter("path")] == [hostile, "long"] * 2

@@ -85,8 +85,7 @@ def test_no_other_name_is_installed_and_the_clone_stays_clean(installed):
     assert {"docs/your_data.md", "CHANGELOG.md"} <= named
     for name in {
         "inference/report.html",
-        "tools/compare/page.html",
-        "tools/suggest/page.html",
+        "tools/page.html",
         "docs/coming_from.md",
         "configs/demo.yaml",
         "configs/classes/voc.txt",

@@ -17,7 +17,6 @@ from distributed.group import Group
 from flags import Config
 from flags.shared import LaunchFlags
 from support.labels import IGNORE, MAPS
-from support.progress import progress_bar
 
 DEMO_ROOT = Path("dataset/demo")
 
@@ -66,9 +65,8 @@ def count_labels(
     paths: list[Path], group: Group, label_map: LabelMap | None, num_classes: int = IGNORE
 ) -> list[dict[int, int]]:
     """Return data.histogram.count_values() of each file on every rank. Each rank reads a share. Collective."""
-    bar = partial(progress_bar, total=len(paths[group.rank :: group.world_size]), title="counting labels", unit="file")
     work = partial(count_values, label_map=label_map, num_classes=num_classes)
-    return [counts or {} for counts in group.share_work(work, paths, partial(bar, enabled=group.is_main))]
+    return [counts or {} for counts in group.share_work(work, paths, "counting labels", "file")]
 
 
 def find_files(cfg: Config, dataset: str, split: str, maps: dict[str, str]) -> Split:

@@ -3,7 +3,6 @@
 Each function that takes a group is collective and may raise Stopped.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from data.dataset import SegmentationDataset
-from data.images import label_png, read_label
+from data.histogram import count_values
+from data.images import label_png
 from data.sampler import EvalBatches
 from distributed import rank_checks
 from distributed.group import Group
@@ -28,7 +28,6 @@ from support.errors import UserError
 from support.files import sha256, write_atomic
 from support.labels import IGNORE
 from support.processes import ThreadPool
-from support.progress import progress_bar
 from training.data import find_files, make_loader, reading
 
 NUM_THREADS = 4  # of each rank: make and compress labels
@@ -47,13 +46,11 @@ def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationData
     return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses, **reading(cfg))
 
 
-def map_files(work: Callable[[Path], Any], files: list[Path], group: Group, title: str) -> np.ndarray:
-    """Return work(file) of each file, as rows, on every rank. A progress bar has this title."""
-    own = math.ceil(len(files) / group.world_size)
-    bar = partial(progress_bar, total=own, title=title, unit="image", enabled=group.is_main)
-    results = group.share_work(lambda file: None if group.stop else work(file), files, bar)
+def map_files(work: Callable[[Path], Any], files: list[Path], group: Group, title: str) -> list[Any]:
+    """Return work(file) of each file on every rank. title: of the progress bar."""
+    results = group.share_work(lambda file: None if group.stop else work(file), files, title)
     group.raise_if_stopped()
-    return np.array(results)
+    return results
 
 
 def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
@@ -69,11 +66,9 @@ def digests(dataset: SegmentationDataset, group: Group) -> dict[str, str]:
 
 def check_strokes(dataset: SegmentationDataset, group: Group) -> None:
     """Raise UserError if no image has a stroke."""
-
-    def has_stroke(file: Path) -> bool:
-        return bool((read_label(file, dataset.num_classes) != IGNORE).any())
-
-    if not map_files(has_stroke, [files["label"] for files in dataset.files], group, "strokes").any():
+    count = partial(count_values, num_classes=dataset.num_classes)
+    rows = map_files(count, [files["label"] for files in dataset.files], group, "strokes")
+    if all(row.keys() <= {IGNORE} for row in rows):
         raise UserError(f"{dataset.folders['label']}: no image has a stroke: draw some, or set --train_path")
 
 
@@ -137,10 +132,6 @@ def predict_images(
 
 def share_labelled(labels: list[Path], num_classes: int, group: Group) -> float:
     """Return the share of all pixels that these pseudo-labels label."""
-
-    def count(file: Path) -> tuple[int, int]:
-        label = read_label(file, num_classes)
-        return int((label != IGNORE).sum()), label.size
-
-    labelled, pixels = map_files(count, labels, group, "counting").sum(0)
-    return float(labelled / pixels)
+    rows = map_files(partial(count_values, num_classes=num_classes), labels, group, "counting")
+    pixels = sum(sum(row.values()) for row in rows)
+    return (pixels - sum(row.get(IGNORE, 0) for row in rows)) / pixels

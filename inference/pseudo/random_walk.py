@@ -35,8 +35,35 @@ def walk(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> np.ndarray:
     "Multilabel Random Walker Image Segmentation Using Prior Models", CVPR 2005). The solver stops after ITERATIONS:
     with more, strokes override the model far away, which lowered CamVid's mIoU (benchmarks/RESULTS.md).
     classes: (K,) uint8; they include every stroke's. prior: the model's probabilities on the grid, (K, h, w) float32.
+    A cell with a stroke keeps probability 1 for its class. Others approach the weighted mean of their neighbours, by
+    conductance, and of `prior`, by 1 / (REACH^2 * number of cells). Conjugate gradients solve the K systems at once.
     """
-    probs = _solve(cells, classes, prior).clip(1e-6, 1)
+    seeds, down, right = cells
+    weight = 1 / (REACH**2 * seeds.size)
+    free = (seeds == IGNORE).astype(np.float32)
+    probs = np.where(free > 0, prior, (seeds == classes[:, None, None]).astype(np.float32))
+    degree = np.full(free.shape, weight, np.float32)
+    degree[:-1] += down
+    degree[1:] += down
+    degree[:, :-1] += right
+    degree[:, 1:] += right
+    part, flow = np.empty_like(probs), np.empty_like(probs)
+    # The change of the free cells solves a system whose diagonal is scaled to 1: a Jacobi preconditioner for free.
+    scale = free / np.sqrt(degree)
+    residual = -_subtract_neighbours(probs * degree - np.float32(weight) * prior, probs, down, right, part) * scale
+    down, right = down * scale[:-1] * scale[1:], right * scale[:, :-1] * scale[:, 1:]
+    change, direction = np.zeros_like(probs), residual.copy()
+    size = _dot(residual, residual)
+    for _ in range(ITERATIONS):
+        np.copyto(flow, direction)
+        _subtract_neighbours(flow, direction, down, right, part)
+        rate = size / _dot(direction, flow)
+        change += np.multiply(direction, rate, out=part)
+        residual -= np.multiply(flow, rate, out=part)
+        size, last = _dot(residual, residual), size
+        direction *= size / last
+        direction += residual
+    probs = (probs + change * scale).clip(1e-6, 1)
     return probs / probs.sum(0)
 
 
@@ -78,41 +105,6 @@ def _conductances(image: np.ndarray, size: tuple[int, ...]) -> tuple[np.ndarray,
     mean = sum(values.sum(dtype=np.float64) for values in squares) / max(1, sum(values.size for values in squares))
     down, right = (1 / (1 + values * np.float32(CONTRAST / (mean + 1e-6))) ** 2 for values in squares)
     return down, right
-
-
-def _solve(cells: Grid, classes: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Return the probabilities of K classes after ITERATIONS of conjugate gradients, (K, h, w) float32.
-
-    The iterations start at `prior`, (K, h, w) float32. A cell with a stroke keeps probability 1 for its class. Any
-    other cell approaches the weighted mean of its neighbours, by conductance, and of `prior`, by 1 / (REACH^2 * number
-    of cells). The K systems are solved at once.
-    """
-    seeds, down, right = cells
-    weight = 1 / (REACH**2 * seeds.size)
-    free = (seeds == IGNORE).astype(np.float32)
-    probs = np.where(free > 0, prior, (seeds == classes[:, None, None]).astype(np.float32))
-    degree = np.full(free.shape, weight, np.float32)
-    degree[:-1] += down
-    degree[1:] += down
-    degree[:, :-1] += right
-    degree[:, 1:] += right
-    part, flow = np.empty_like(probs), np.empty_like(probs)
-    # The change of the free cells solves a system whose diagonal is scaled to 1: a Jacobi preconditioner for free.
-    scale = free / np.sqrt(degree)
-    residual = -_subtract_neighbours(probs * degree - np.float32(weight) * prior, probs, down, right, part) * scale
-    down, right = down * scale[:-1] * scale[1:], right * scale[:, :-1] * scale[:, 1:]
-    change, direction = np.zeros_like(probs), residual.copy()
-    size = _dot(residual, residual)
-    for _ in range(ITERATIONS):
-        np.copyto(flow, direction)
-        _subtract_neighbours(flow, direction, down, right, part)
-        rate = size / _dot(direction, flow)
-        change += np.multiply(direction, rate, out=part)
-        residual -= np.multiply(flow, rate, out=part)
-        size, last = _dot(residual, residual), size
-        direction *= size / last
-        direction += residual
-    return probs + change * scale
 
 
 def _subtract_neighbours(

@@ -21,10 +21,9 @@ from flags.reader import FlagReader
 from support import program
 from support.errors import shortened
 from support.files import check_file, write_atomic
-from support.progress import duration
 from support.terminal import escaped, say
 from tools.compare.page import MARK, page
-from tools.compare.runs import Run, find_runs, read_runs, value_text
+from tools.compare.runs import Run, find_runs, read_run, value_text
 
 PLACES = ("name", "logdir")  # flags that say where a run is, not what it does
 MAX_CELL = 60  # characters of a value on the terminal; the page has all
@@ -43,20 +42,11 @@ ABOUT = "Compare training runs: a table, and a page with their curves over each 
 READER = FlagReader(CompareFlags, "-m tools.compare", ABOUT, has_config=False)
 
 
-def facts_of(runs: list[Run]) -> dict[str, list[str]]:
-    """Return {title: a text for each run} of what is compared. "-" is a missing value."""
-    return differing_flags(runs) | {
-        "mIoU": [percent(run.best[1]) if run.best else "-" for run in runs],
-        "at step": [str(run.best[0]) if run.best else "-" for run in runs],
-        "steps": [run.steps for run in runs],
-        "time": [duration(run.seconds) if run.seconds else "-" for run in runs],
-        "images/s": [f"{run.images_per_s:.3g}" if run.images_per_s else "-" for run in runs],
-        "state": [run.state for run in runs],
-    }
-
-
 def differing_flags(runs: list[Run]) -> dict[str, list[str]]:
-    """Return the flags whose values differ, as facts_of(). A flag that a run's version lacked has today's default."""
+    """Return {flag: a text for each run} of the flags whose values differ. "-": no value.
+
+    A flag that a run's version lacked has today's default.
+    """
     found = {}
     for name in dict.fromkeys(name for run in runs for name in run.flags if name not in PLACES):
         default = value_text(FLAGS[name].default) if name in FLAGS else None  # None: a flag of earlier versions
@@ -64,16 +54,6 @@ def differing_flags(runs: list[Run]) -> dict[str, list[str]]:
         if len({*values} - {None}) > 1:
             found[f"--{name}"] = ["-" if value is None else value or '""' for value in values]
     return found
-
-
-def ious_of(runs: list[Run]) -> dict[str, list[str]]:
-    """Return the IoU of each class, as facts_of()."""
-    names = dict.fromkeys(name for run in runs for name in run.ious)
-    return {name: [percent(run.ious.get(name)) for run in runs] for name in names}
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def table_lines(names: list[str], columns: dict[str, list[str]], width: int) -> list[str]:
@@ -107,8 +87,11 @@ def main(argv: list[str] | None = None) -> None:
     parent = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
     output = args.output or Path(os.path.relpath(parent), "compare.html")
     check_file(output, "--output", mark=MARK, suffix=".html")
-    runs = read_runs({Path(os.path.relpath(folder, parent)).as_posix(): folder for folder in folders})
-    tables = {"Runs": facts_of(runs), "IoU of each class, at the best validation": ious_of(runs)}
+    runs = [read_run(folder, Path(os.path.relpath(folder, parent)).as_posix()) for folder in folders]
+    runs.sort(key=lambda run: (-run.score, run.name))
+    facts = differing_flags(runs) | {title: [run.facts[title] for run in runs] for title in runs[0].facts}
+    ious = {name: [run.ious.get(name, "-") for run in runs] for run in runs for name in run.ious}
+    tables = {"Runs": facts, "IoU of each class, at the best validation": ious}
     width = shutil.get_terminal_size((MAX_WIDTH, 0)).columns
     for heading, columns in tables.items():
         say(f"{heading}:", *table_lines([run.name for run in runs], columns, width))

@@ -2,26 +2,40 @@
 
 import html
 import math
-from pathlib import Path
-from string import Template
 
-from support.files import read_text
 from tools.compare.runs import Run
+from tools.html_page import html_page
 
-TEMPLATE = Path(__file__).with_name("page.html")
 MARK = "segtrain: runs side by side"  # in each page, which a later one may replace
 WIDTH, HEIGHT = 600, 280  # of the area with the curves; SVG scales to the window
 MAX_POINTS = 500  # of a curve, which is more than its area shows
 SHOWN = 0.98  # share of the losses that fit: a run that diverges would flatten all other curves
 GOLDEN_ANGLE = 137.5  # degrees between the hues of two runs, which keeps any number of them apart
+HINT = """Point at a run, here or in a table, to see its curves alone. The best validation mIoU comes first. The largest
+2 % of the losses are cut off."""
+STYLE = """body { max-width: 1360px; font-variant-numeric: tabular-nums; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 12px; }
+figure { margin: 0; }
+figure > svg { display: block; width: 100%; height: auto; }
+line { stroke: var(--line); }
+text { fill: CanvasText; font-size: 12px; text-anchor: middle; }
+text.y { text-anchor: end; }
+.curve { fill: none; stroke: hsl(var(--hue) 60% 50%); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th, td { padding: 7px 14px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th { font-weight: 600; }
+th:first-child { text-align: left; }
+tr th i { display: inline-block; width: 18px; height: 4px; margin: 0 10px 3px 0; background: hsl(var(--hue) 60% 50%); }
+"""
 
 
 def page(runs: list[Run], tables: dict[str, dict[str, list[str]]]) -> str:
     """Return the HTML page, ASCII only. tables: {heading: {title of a column: a text for each run}}."""
     rules = [
         f".r{number} {{ --hue: {(210 + GOLDEN_ANGLE * number) % 360:g} }}\n"
-        f"body:has(.r{number}:hover) .curve:not(.r{number}) {{ opacity: var(--faded) }}\n"
-        f"body:has(.r{number}:hover) tr.r{number} {{ background: var(--grid) }}"
+        f"body:has(.r{number}:hover) .curve:not(.r{number}) {{ opacity: .1 }}\n"
+        f"body:has(.r{number}:hover) tr.r{number} {{ background: var(--line) }}"
         for number in range(len(runs))
     ]
     names = [html.escape(run.name) for run in runs]
@@ -31,16 +45,10 @@ def page(runs: list[Run], tables: dict[str, dict[str, list[str]]]) -> str:
         _chart("Validation mIoU in %", names, mious, max((miou for curve in mious for _, miou in curve), default=1.0)),
         _chart("Training loss", names, [run.loss for run in runs], losses[int(SHOWN * len(losses))] if losses else 1.0),
     ]
-    values = {
-        "title": f"{len(runs)} run{'s' if len(runs) > 1 else ''} side by side",
-        "mark": MARK,
-        "rules": "\n".join(rules),
-        "charts": "\n".join(charts),
-        "tables": "\n".join(f"<h2>{title}</h2>{_table(names, columns)}" for title, columns in tables.items()),
-    }
-    text = Template(read_text(TEMPLATE, 2**20)).substitute(values)
-    # File names that are not UTF-8 reach Python as lone surrogates, which only this error handler accepts.
-    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
+    body = [f'<!-- {MARK} --><p>{HINT}</p><div class="charts">', *charts, "</div>"]
+    body += [f"<h2>{title}</h2>{_table(names, columns)}" for title, columns in tables.items()]
+    title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} side by side"
+    return html_page(title, STYLE + "\n".join(rules), "\n".join(body))
 
 
 def _table(names: list[str], columns: dict[str, list[str]]) -> str:

@@ -14,6 +14,7 @@ from data.classes import read_classes
 from support.best_score import deciding_score
 from support.errors import UserError
 from support.files import json_lines, read_bytes
+from support.progress import duration
 from support.yaml_file import read_yaml
 
 FILES = ("config.yaml", "metrics.jsonl", "train.log")  # the folder of a run has at least one of them
@@ -21,19 +22,15 @@ _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)", re.MULTILINE)
 
 
 class Run(NamedTuple):
-    """A run. A missing value is None, 0 or empty, as after a start that failed."""
+    """A run. Curves, flags and classes are empty if they are missing, as after a start that failed."""
 
     name: str
     flags: dict[str, str]
     loss: list[tuple[int, float]]  # (step, training loss)
     miou: list[tuple[int, float]]  # (step, mIoU of the validation)
-    best: tuple[int, float] | None  # (step, mIoU) of the best validation, as train.py chooses best.pt
     score: float  # of the best validation, which decides: the mIoU, or the IoU of a single object; -1: none
-    ious: dict[str, float | None]  # of each class at the best validation; None: neither labelled nor predicted
-    steps: str  # done, such as "192", or "30 of 192" in a run that did not end
-    seconds: float
-    images_per_s: float
-    state: str
+    facts: dict[str, str]  # {title of a column: text}; "-" is a missing value
+    ious: dict[str, str]  # {class: IoU at the best validation}; "-": neither labelled nor predicted
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -55,11 +52,6 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def read_runs(folders: dict[str, Path]) -> list[Run]:
-    """Read the runs in these folders, {name: folder}, and return the best one first. Errors are read_run()'s."""
-    return sorted((read_run(folder, name) for name, folder in folders.items()), key=lambda run: (-run.score, run.name))
-
-
 def read_run(folder: Path, name: str) -> Run:
     """Read a run's folder. Missing files, and damaged lines as a killed run leaves them, are left out.
 
@@ -77,19 +69,16 @@ def read_run(folder: Path, name: str) -> Run:
     rates = [rate for _, rate in _curve(lines, "images_per_s")]
     steps = max((line["step"] for line in lines), default=0)
     state, seconds, planned_steps = _read_log(folder / "train.log")
-    return Run(
-        name=name,
-        flags=flags,
-        loss=_curve(lines, "loss"),
-        miou=_curve(lines, "miou"),
-        best=(best["step"], best["miou"]) if best else None,
-        score=score(best) if best else -1.0,
-        ious=_by_class(best.get("iou"), flags.get("classes", "")) if best else {},
-        steps=str(steps) if state == "done" or steps >= planned_steps else f"{steps} of {planned_steps}",
-        seconds=seconds,
-        images_per_s=statistics.median(rates) if rates else 0.0,
-        state=state if best else f"{state}, no validation",
-    )
+    facts = {
+        "mIoU": percent(best["miou"] if best else None),
+        "at step": str(best["step"]) if best else "-",
+        "steps": str(steps) if state == "done" or steps >= planned_steps else f"{steps} of {planned_steps}",
+        "time": duration(seconds) if seconds else "-",
+        "images/s": f"{statistics.median(rates):.3g}" if rates else "-",
+        "state": state if best else f"{state}, no validation",
+    }
+    ious = _by_class(best.get("iou"), flags.get("classes", "")) if best else {}
+    return Run(name, flags, _curve(lines, "loss"), _curve(lines, "miou"), score(best) if best else -1.0, facts, ious)
 
 
 def _curve(lines: list[dict], name: str) -> list[tuple[int, float]]:
@@ -97,13 +86,17 @@ def _curve(lines: list[dict], name: str) -> list[tuple[int, float]]:
     return [(line["step"], line[name]) for line in lines if _is_number(line.get(name))]
 
 
+def percent(value: Any) -> str:
+    return f"{100 * value:.2f}" if _is_number(value) else "-"
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _by_class(values: Any, classes: str) -> dict[str, float | None]:
+def _by_class(values: Any, classes: str) -> dict[str, str]:
     """Return {name: IoU}. Names are numbers if the file of --classes is missing or no longer matches."""
-    values = [value if _is_number(value) else None for value in values] if isinstance(values, list) else []
+    values = list(map(percent, values)) if isinstance(values, list) else []
     names = [str(number) for number in range(len(values))]
     with contextlib.suppress(UserError):
         names = read_classes(classes, len(values)).names

@@ -7,16 +7,15 @@ import posixpath
 import re
 import unicodedata
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from decimal import Decimal
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data.folders import list_files
 from data.images.files import IMAGE_SUFFIXES
 from data.layout import read_list, without_suffix
-from support.errors import InputError, UserError
+from support.errors import InputError
 from support.files import read_bytes
 from tools.convert.drawing import LIMIT, number
 
@@ -127,63 +126,11 @@ def list_name(name: str) -> str:
     return re.sub(r"[\s/]+", "_", name)
 
 
-class ImageFinder:
-    """Finder of the images that annotation files name, below the folders `roots`. chosen: --images, in their place."""
-
-    def __init__(self, roots: Iterable[Path], chosen: Path | None = None):
-        self.roots = [chosen] if chosen else list(dict.fromkeys(roots))
-
-    @cached_property
-    def _by_file_name(self) -> dict[str, set[Path]]:
-        """Return {file name, with and without suffix: files}."""
-        files: dict[str, set[Path]] = {}
-        for root in self.roots:
-            for path in list_files(root, IMAGE_SUFFIXES):
-                name = unicodedata.normalize("NFC", path.name)
-                for key in (name, posixpath.splitext(name)[0]):
-                    files.setdefault(key, set()).add(Path(os.path.abspath(path)))
-        return files
-
-    def find(self, reference: str, where: str, subset: str = "") -> Path:
-        """Return the file for a path in an annotation: at this path in a root or its `images`, or the one of its name.
-
-        subset: a folder to look in first, such as "Train". A file counts if its folder is named after the subset or its
-        split, and does not if its folder is another split's. If no file has the name, one with another suffix counts,
-        because images are often saved again as JPEG. Raises InputError if no file counts, or several do.
-        """
-        path = PurePosixPath(reference.replace("\\", "/"))
-        whole = subset / path
-        # A reference that leads out of the folders that the user named finds nothing there.
-        for root in [] if whole.is_absolute() or ".." in whole.parts else self.roots:
-            for file in (root / "images" / whole, root / whole, root / "images" / path, root / path):
-                if path.suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(file):  # also if its name is too long
-                    return file
+def images_by_name(root: Path) -> dict[str, set[Path]]:
+    """Return {file name, with and without suffix: images} below a folder."""
+    files: dict[str, set[Path]] = {}
+    for path in list_files(root, IMAGE_SUFFIXES):
         name = unicodedata.normalize("NFC", path.name)
-        files = self._by_file_name.get(name) or self._by_file_name.get(posixpath.splitext(name)[0], set())
-        if subset:
-            top = os.path.commonpath([os.path.abspath(root) for root in self.roots])
-            folders = {file: file.parent.relative_to(top).parts for file in files}
-            wanted = {subset, split_in(subset)} - {""}
-            named = {file for file in files if any({part, split_in(part)} & wanted for part in folders[file])}
-            files = named or {file for file in files if not any(map(split_in, folders[file]))}
-        if len(files) == 1:
-            return next(iter(files))
-        problem = f"not below {' or '.join(map(str, self.roots))}; name its folder with --images DIR"
-        if files:
-            problem = f"{len(files)} files have its name, such as {', '.join(map(str, sorted(files)[:2]))}"
-        raise InputError(f"{where}: image {reference!r}: {problem}")
-
-
-def annotation_files(source: Path, suffix: str) -> list[Path]:
-    """Return the files with a suffix below the folder `source`, sorted, or `source` itself. Raises UserError if none.
-
-    Skips hidden files and folders.
-    """
-    if source.is_file():
-        if source.suffix.lower() != suffix:
-            raise UserError(f"{source}: expected a {suffix} file; unpack a .zip file and name the folder")
-        return [source]
-    files = sorted(list_files(source, (suffix,)))
-    if not files:
-        raise UserError(f"{source}: no {suffix} file in it")
+        for key in (name, posixpath.splitext(name)[0]):
+            files.setdefault(key, set()).add(Path(os.path.abspath(path)))
     return files

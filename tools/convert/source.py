@@ -1,17 +1,22 @@
 """Define what a format's reader fills in (images, classes, shapes), and number the classes."""
 
+import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from posixpath import splitext
 from typing import Any, NamedTuple
 
 from data.classes import Classes, read_classes, voc_colours
+from data.folders import list_files
+from data.images.files import IMAGE_SUFFIXES
 from flags.declare import flag
 from support.errors import InputError, UserError
 from support.labels import BACKGROUND, IGNORE
 from tools.convert.drawing import Patch
-from tools.convert.reading import ImageFinder, annotation_files, output_name
+from tools.convert.reading import images_by_name, output_name, split_in
 
 IGNORED = "__ignore__"  # LabelMe's name for what is not labelled
 
@@ -78,6 +83,7 @@ class Source:
     entries: list[Entry] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    images: dict[Path, dict[str, set[Path]]] = field(default_factory=dict)  # images_by_name() of folders
 
     @property
     def root(self) -> Path:
@@ -93,9 +99,40 @@ class Source:
         """Return the name of the output for an annotation file that belongs to one image."""
         return output_name(path.relative_to(self.root).as_posix())
 
-    def finder(self, *roots: Path) -> ImageFinder:
-        """Return a finder of images below --images, or else below `roots`, or else below the export's folder."""
-        return ImageFinder(roots or [self.root], self.options.images)
+    def find_image(self, reference: str, where: str, *roots: Path, subset: str = "") -> Path:
+        """Return the file for a path in an annotation: at this path in a root or its `images`, or the one of its name.
+
+        roots: folders to look in; --images takes their place, and the export's folder is the default. subset: a folder
+        to look in first, such as "Train". A file counts if its folder is named after the subset or its split, and does
+        not if its folder is another split's. If no file has the name, one with another suffix counts, because images
+        are often saved again as JPEG. Raises InputError if no file counts, or several do.
+        """
+        folders = [self.options.images] if self.options.images else list(dict.fromkeys(roots)) or [self.root]
+        path = PurePosixPath(reference.replace("\\", "/"))
+        whole = subset / path
+        # A reference that leads out of the folders that the user named finds nothing there.
+        for root in [] if whole.is_absolute() or ".." in whole.parts else folders:
+            for file in (root / "images" / whole, root / whole, root / "images" / path, root / path):
+                if path.suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(file):  # also if its name is too long
+                    return file
+        self.images |= {root: images_by_name(root) for root in folders if root not in self.images}
+        name = unicodedata.normalize("NFC", path.name)
+        named = (
+            set().union(*(self.images[root].get(key, ()) for root in folders)) for key in (name, splitext(name)[0])
+        )
+        files = next(filter(None, named), set())
+        if subset:
+            top = os.path.commonpath([os.path.abspath(root) for root in folders])
+            parts = {file: file.parent.relative_to(top).parts for file in files}
+            wanted = {subset, split_in(subset)} - {""}
+            of_subset = {file for file in files if any({part, split_in(part)} & wanted for part in parts[file])}
+            files = of_subset or {file for file in files if not any(map(split_in, parts[file]))}
+        if len(files) == 1:
+            return next(iter(files))
+        problem = f"not below {' or '.join(map(str, folders))}; name its folder with --images DIR"
+        if files:
+            problem = f"{len(files)} files have its name, such as {', '.join(map(str, sorted(files)[:2]))}"
+        raise InputError(f"{where}: image {reference!r}: {problem}")
 
     def collect(self, read: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         """Yield read(item) of each item. An InputError becomes a line of `faults` instead, and the others go on."""
@@ -108,8 +145,16 @@ class Source:
                 yield result
 
     def read_files(self, suffix: str, read: Callable[[Path], list[Entry]]) -> None:
-        """Add the entries that `read` returns for each annotation file with a suffix, such as ".json"."""
-        for entries in self.collect(read, annotation_files(self.path, suffix)):
+        """Add the entries that `read` returns for each annotation file with a suffix, such as ".json".
+
+        Skips hidden files and folders. Raises UserError if there is no such file.
+        """
+        if self.path.is_file() and self.path.suffix.lower() != suffix:
+            raise UserError(f"{self.path}: expected a {suffix} file; unpack a .zip file and name the folder")
+        files = [self.path] if self.path.is_file() else sorted(list_files(self.path, (suffix,)))
+        if not files:
+            raise UserError(f"{self.path}: no {suffix} file in it")
+        for entries in self.collect(read, files):
             self.entries += entries
 
 

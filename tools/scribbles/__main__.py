@@ -32,8 +32,7 @@ from support.labels import IGNORE
 from support.processes import work_on
 from support.results import reserve
 from support.terminal import say, warn
-from tools.scribbles.regions import import_extra
-from tools.scribbles.strokes import Style, draw_scribble
+from tools.scribbles.strokes import Style, draw_scribble, import_extra
 
 ABOUT = """Draw scribbles from dense masks, as a person would.
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,32 +14,22 @@ from support.files import read_bytes, read_text, sha256, write_atomic
 from support.labels import IGNORE
 from support.terminal import warn
 from tools.convert.reading import MAX_BYTES, list_name
-from tools.scribbles.regions import find_regions
+from tools.scribbles.strokes import find_regions
 
 TAKEN = "drawings.json"  # digests of the LabelMe files whose strokes a pass has taken
 PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
 
 
-@dataclass(frozen=True)
 class Pass:
-    """All rounds of training on one set of strokes. folder: of the results. scribbles: folder of the strokes."""
+    """All rounds of training on one set of strokes.
 
-    folder: Path
-    scribbles: Path
+    folder: of the results. scribbles: folder of the strokes. suggested: the folder that tools.suggest writes to after
+    the last round. converted: the folder of the strokes in its files, as tools.convert writes them.
+    """
 
-    @property
-    def suggested(self) -> Path:
-        """Return the folder that tools.suggest writes to after the last round."""
-        return self.folder / "next"
-
-    @property
-    def converted(self) -> Path:
-        """Return the folder of the strokes in the files of `suggested`, as tools.convert writes them."""
-        return self.folder / "converted"
-
-    @property
-    def is_done(self) -> bool:
-        return (self.suggested / "next.csv").is_file()
+    def __init__(self, folder: Path, scribbles: Path):
+        self.folder, self.scribbles = folder, scribbles
+        self.suggested, self.converted = folder / "next", folder / "converted"
 
     def strokes(self, cfg: Config) -> dict[str, Path]:
         """Return {training image: file of its strokes}."""
@@ -96,7 +85,7 @@ def strokes_table(passes: list[Pass], cfg: Config) -> list[str]:
         for path in item.strokes(cfg).values():
             label = read_label(path, IGNORE)
             num_pixels += int((label != IGNORE).sum())
-            num_strokes += len(find_regions(label, min_area=1)[1])
+            num_strokes += len(find_regions(label, min_area=1))
         miou = json.loads(read_text(item.folder / "scores.json", MAX_BYTES))["miou"]
         lines.append(f"{num_strokes:>10}{num_pixels:>12}{100 * miou:>8.2f}")
     return lines

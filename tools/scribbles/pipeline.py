@@ -166,7 +166,7 @@ def run_steps(args: PipelineFlags) -> None:
     passes, start = [Pass(work, scribbles)], list[object]()
     for number in itertools.count(1):
         current, last = passes[-1], passes[-1].folder / f"round_{args.rounds}" / "best.pt"
-        if not current.is_done:
+        if not (current.suggested / "next.csv").is_file():
             train_rounds(current.folder, current.scribbles, *start)
             words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", str(args.budget)]
             words += ["--output", current.suggested, *launch, "--log_level", "WARNING"]  # no advice on how to go on

@@ -2,18 +2,22 @@
 
 A stroke follows the longest path in the region's skeleton, as a person draws along an object. It is smoothed and
 deviates to the sides, but stays in the discs around the path that fit into the region: it never leaves its class.
+Skeletons need scikit-image and SciPy (the extra `scribbles`).
 """
 
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import cv2
 import numpy as np
 
 from flags.declare import flag
+from support import shell
 from support.labels import IGNORE
-from tools.scribbles.regions import depth_inside, find_regions, import_extra, longest_path, skeleton
+
+import_extra = partial(shell.import_extra, extra="scribbles", feature="drawing strokes")
 
 REACH = 0.9  # share of the way from an end of the skeleton to the border by which a stroke is longer
 SMOOTHNESS = 0.3  # standard deviation of the smoothing, as a share of the median depth along the path
@@ -56,24 +60,71 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
     the result depends on neither the order of images nor the number of processes.
     """
     scribble = np.full(label.shape, IGNORE, np.uint8)
-    number, classes = find_regions(label, style.min_area)
-    depth, boxes = depth_inside(number), import_extra("scipy.ndimage").find_objects(number)
-    rngs = [_rng(seed, name, index) for index in range(len(classes))]
-    drawn = _chosen(number, classes, depth, [rng.random() for rng in rngs], style)
-    for index, (value, box) in enumerate(zip(classes, boxes, strict=True)):
-        if not drawn[index]:
+    regions = find_regions(label, style.min_area)
+    depths = [depth_inside(inside) for _, _, inside in regions]
+    rngs = [_rng(seed, name, index) for index in range(len(regions))]
+    drawn = _chosen(regions, depths, [rng.random() for rng in rngs], min(label.shape), style)
+    for (value, box, inside), depth, rng, is_drawn in zip(regions, depths, rngs, drawn, strict=True):
+        if not is_drawn:
             continue
-        inside = number[box] == index + 1
-        pixels = skeleton(inside)
-        inner = np.where(inside, depth[box], 0)
+        pixels = np.argwhere(import_extra("skimage.morphology").skeletonize(inside))  # (N, 2) int64: rows and columns
         if not len(pixels):  # thinning can use up a region of a few pixels
-            pixels = np.argwhere(inside & (inner == inner[inside].max()))[:1]
+            pixels = np.argwhere(inside & (depth == depth[inside].max()))[:1]
         if value == style.background_class:
-            pixels = _deep_part(pixels, inner)
-        curve = _interior(longest_path(pixels), inner, style, rngs[index])
+            pixels = _deep_part(pixels, depth)
+        curve = _interior(longest_path(pixels), depth, style, rng)
         stroke = _drawn(curve, inside.shape, style.width)
         scribble[box][stroke & inside] = value
     return scribble
+
+
+def find_regions(label: np.ndarray, min_area: int) -> list[tuple[int, tuple[slice, slice], np.ndarray]]:
+    """Return the regions that get a stroke: (class, box, which pixels of the box belong to the region, (h, w) bool).
+
+    These are the regions of at least `min_area` pixels, and the largest one of each class whatever its size.
+    label: (H, W) uint8; 255 belongs to no region. Pixels that touch at a corner are connected.
+    """
+    regions = []
+    for value in np.flatnonzero(np.bincount(label.ravel(), minlength=256)[:IGNORE]).tolist():
+        _, number, stats, _ = cv2.connectedComponentsWithStats((label == value).view(np.uint8), connectivity=8)
+        areas = stats[1:, cv2.CC_STAT_AREA]
+        for index in np.flatnonzero((areas >= min_area) | (np.arange(len(areas)) == areas.argmax())) + 1:
+            left, top, width, height, _ = stats[index].tolist()
+            box = slice(top, top + height), slice(left, left + width)
+            regions.append((value, box, number[box] == index))
+    return regions
+
+
+def depth_inside(inside: np.ndarray) -> np.ndarray:
+    """Return the distance in pixels to the nearest border pixel of a region, (h, w) float32; 0 there and outside.
+
+    inside: a region in its box, as find_regions() returns it. A border pixel has a neighbour to the left, right, top or
+    bottom outside the region. All pixels closer than the depth belong to the region.
+    """
+    cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+    inner = cv2.erode(inside.view(np.uint8), cross, borderType=cv2.BORDER_CONSTANT, borderValue=0)
+    return cv2.distanceTransform(inner, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+
+
+def longest_path(pixels: np.ndarray) -> np.ndarray:
+    """Return the longest path in a skeleton, (L, 2) int64: rows and columns from one end to the other.
+
+    pixels: (N, 2) int64, the rows and columns of one connected skeleton, N > 0. It is searched as a tree, that of a
+    breadth-first search from the first pixel, so that a path may go around a loop.
+    """
+    sparse, graphs, spatial = (import_extra(f"scipy.{name}") for name in ("sparse", "sparse.csgraph", "spatial"))
+    pairs = spatial.KDTree(pixels).query_pairs(1.5, output_type="ndarray")  # beside each other, or across a corner
+    steps = np.hypot(*(pixels[pairs[:, 0]] - pixels[pairs[:, 1]]).T)
+    graph = sparse.csr_array((steps, pairs.T), shape=(len(pixels), len(pixels)))
+    tree = graphs.breadth_first_tree(graph, 0, directed=False)
+    # The pixel that is farthest from any other one in a tree is an end of the longest path.
+    end = np.argmax(graphs.dijkstra(tree, directed=False, indices=0))
+    distance, before = graphs.dijkstra(tree, directed=False, indices=end, return_predecessors=True)
+    assert np.isfinite(distance).all(), "the skeleton has several parts"
+    path = [int(np.argmax(distance))]
+    while before[path[-1]] >= 0:
+        path.append(int(before[path[-1]]))
+    return pixels[path]
 
 
 def _rng(seed: int, name: str, number: int) -> np.random.Generator:
@@ -81,19 +132,18 @@ def _rng(seed: int, name: str, number: int) -> np.random.Generator:
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "big"), number])
 
 
-def _chosen(number: np.ndarray, classes: list[int], depth: np.ndarray, draws: list[float], style: Style) -> list[bool]:
+def _chosen(regions: list, depths: list[np.ndarray], draws: list[float], shorter_side: int, style: Style) -> list[bool]:
     """Return which regions get a stroke.
 
     A region is skipped with probability skip ** (d / (THIN * shorter side)), where d is 1 more than its largest depth:
     people skip thin things first. The largest others of each class are drawn, at most `per_class`.
     """
-    count = len(classes)
-    deepest, areas = np.zeros(count + 1), np.bincount(number.ravel(), minlength=count + 1)
-    np.maximum.at(deepest, number.ravel(), depth.ravel())
-    skipped = np.array(draws) < style.skip ** ((deepest[1:] + 1) / (THIN * min(depth.shape)))
-    drawn, left = [False] * count, dict.fromkeys(classes, style.per_class or count)
-    for index in np.argsort(-areas[1:], kind="stable"):
-        value = classes[index]
+    areas, deepest = np.array([inside.sum() for _, _, inside in regions]), np.array([depth.max() for depth in depths])
+    skipped = np.array(draws) < style.skip ** ((deepest.astype(float) + 1) / (THIN * shorter_side))
+    drawn, count = [False] * len(regions), style.per_class or len(regions)
+    left = dict.fromkeys((value for value, *_ in regions), count)
+    for index in np.argsort(-areas, kind="stable"):
+        value = regions[index][0]
         if not skipped[index] and left[value]:
             drawn[index], left[value] = True, left[value] - 1
     return drawn

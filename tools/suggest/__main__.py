@@ -80,10 +80,10 @@ COLUMNS = ("rank", "image", "x", "y", "class", "or")
 
 
 class Candidate(NamedTuple):
-    """An image that may get strokes or a mask. source, position: its data set, and its index there."""
+    """An image that may get strokes or a mask. position: its index in the data set."""
 
     name: str
-    source: int
+    dataset: SegmentationDataset
     position: int
     places: list[Place]
 
@@ -111,7 +111,7 @@ def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
             chosen = choose([image.places for image in candidates], areas, flags.budget, whole=flags.masks)
             if len(chosen) < flags.budget:
                 log.info(f"--budget {flags.budget}: only {len(chosen)} found")
-            write(chosen, candidates, sources, predictor, trained, output, group.device)
+            write(chosen, candidates, predictor, trained, output, group.device)
     if group.is_main:
         say_how_to_go_on(flags)
 
@@ -136,8 +136,8 @@ def find_candidates(
 
     An image is left out if an earlier one has its name. The areas are sums of probabilities, in images: (C,).
     """
-    found, areas = [], np.zeros(cfg.numclasses)
-    for number, dataset in enumerate(sources):
+    found, twice, areas = dict[str, Candidate](), list[Path](), np.zeros(cfg.numclasses)
+    for dataset in sources:
         own: list[tuple[int, list[Place], np.ndarray]] = []
 
         def use(batch: list[Stroked], probs: Tensor, own: list = own) -> None:
@@ -146,21 +146,19 @@ def find_candidates(
         label_folder.predict_images(dataset, predictor, group, flags, use)
         every = [result for results in group.gather(own) for result in results]
         for index, places, shares in sorted(every, key=lambda result: result[0]):
-            found.append(Candidate(list_name(dataset.names[index]), number, index, places))
+            image = Candidate(list_name(dataset.names[index]), dataset, index, places)
+            if found.setdefault(image.name, image) is not image:
+                twice.append(dataset.files[index]["image"])
             areas += shares
-    first = dict[str, Candidate]()
-    if others := [image for image in found if first.setdefault(image.name, image) is not image]:
-        file = sources[others[0].source].files[others[0].position]["image"]
-        log.info(
-            f"{len(others)} image(s), such as {file}, left out: an earlier image has the name (a space counts as _)"
-        )
-    return list(first.values()), areas
+    if twice:
+        left_out = f"{len(twice)} image(s), such as {twice[0]}, left out"
+        log.info(f"{left_out}: an earlier image has the name (a space counts as _)")
+    return list(found.values()), areas
 
 
 def write(
     chosen: list[tuple[int, Place | None]],
     candidates: list[Candidate],
-    sources: Sequence[SegmentationDataset],
     predictor: Predictor,
     trained: TrainedModel,
     output: Path,
@@ -178,11 +176,10 @@ def write(
     figures = []
     for number, places in progress_bar(places_of.items(), total=len(places_of), title="pictures", unit="image"):
         image = candidates[number]
-        dataset = sources[image.source]
-        (item,) = read_stroked(dataset, [image.position])
+        (item,) = read_stroked(image.dataset, [image.position])
         predicted = predictor.labels(torch.from_numpy(item.image)[None].to(device))[0].cpu().numpy()
         figures.append(figure(image.name, item, predicted, places, classes, background))
-        file = dataset.files[image.position]["image"]
+        file = image.dataset.files[image.position]["image"]
         target = output / "labelme" / f"{image.name}{file.suffix.lower()}"
         put_image(target, file)
         if places:

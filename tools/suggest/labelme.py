@@ -23,7 +23,9 @@ def write(image: Path, scribble: np.ndarray, places: Sequence[tuple[int, Place]]
     if os.path.lexists(target):  # the user may have drawn in it
         return
     shapes = [_mask(scribble == number, class_name) for number, class_name in enumerate(names)]
-    shapes += [_point(rank, place, names) for rank, place in places]
+    for rank, place in places:
+        at = [[place.column + 0.5, place.row + 0.5]]
+        shapes.append(_shape(f"{SUGGESTED}{names[place.label]}", at, "point", rank))
     content = {
         "version": "5.5.0",
         "flags": {},
@@ -44,10 +46,6 @@ def _mask(is_drawn: np.ndarray, label: str) -> dict | None:
     png = cv2.imencode(".png", 255 * is_drawn[top : top + height, left : left + width].view(np.uint8))[1]
     points = [[left, top], [left + width - 1, top + height - 1]]
     return _shape(label, points, "mask") | {"mask": base64.b64encode(png.tobytes()).decode()}
-
-
-def _point(rank: int, place: Place, names: list[str]) -> dict:
-    return _shape(f"{SUGGESTED}{names[place.label]}", [[place.column + 0.5, place.row + 0.5]], "point", rank)
 
 
 def _shape(label: str, points: list, kind: str, number: int | None = None) -> dict:

@@ -2,22 +2,24 @@
 
 import html
 from collections.abc import Sequence
-from pathlib import Path
-from string import Template
 
 import cv2
 import numpy as np
 from PIL import Image
 
-from data.classes import MAX_TEXT, Classes
+from data.classes import Classes
 from data.overlays import JPEG_QUALITY, overlay, to_hex
 from inference.pseudo.labelling import Stroked
 from inference.report import data_url
-from support.files import read_text
 from support.labels import IGNORE
+from tools.html_page import html_page
 from tools.suggest.places import Place
 
-TEMPLATE = Path(__file__).with_name("page.html")
+STYLE = """ul { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 4px 0 8px; padding: 0; font-weight: 400; }
+li { list-style: none; }
+li i { display: inline-block; width: 14px; height: 14px; margin-right: 6px; border: 1px solid gray; }
+img { width: calc(50% - 6px); height: auto; }
+img + img { margin-left: 12px; }"""
 STROKES = (
     "Left: the image and its strokes. Right: what the model sees. Draw a stroke through each object that a ring marks. "
     "The list names the class that the model sees there, and the next likely one."
@@ -34,10 +36,8 @@ def page(figures: Sequence[str], classes: Classes, *, masks: bool) -> str:
         f'<li><i style="background:{colour}"></i>{html.escape(name)}</li>'
         for name, colour in zip(classes.names, to_hex(classes.colours), strict=False)
     )
-    text = Template(read_text(TEMPLATE, MAX_TEXT)).substitute(
-        task=MASKS if masks else STROKES, legend=legend, figures="\n".join(figures)
-    )
-    return text.encode("ascii", "xmlcharrefreplace").decode()
+    task = MASKS if masks else STROKES
+    return html_page("Where to draw next", STYLE, f"<p>{task}</p>\n<ul>{legend}</ul>\n" + "\n".join(figures))
 
 
 def figure(

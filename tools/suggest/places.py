@@ -124,7 +124,8 @@ def choose(
     starts = np.unique(numbers, return_index=True)[1] if whole else np.arange(len(every))
     stops = np.append(starts[1:], len(every))
     left = np.array([place.value(areas) for place in places])
-    others, colours = _looks(places)
+    chances, colours = (np.stack([getattr(place, name) for place in places]) for name in ("chances", "colour"))
+    others = np.sqrt(chances / chances.sum(1, keepdims=True).clip(1e-12))  # (N, C), of the other classes
     labels, chosen = np.array([place.label for place in places]), list[int]()
     settled, worth = np.zeros(len(every)), left.copy()
     for _ in range(min(budget, len(starts))):
@@ -137,9 +138,3 @@ def choose(
             settled = np.maximum(settled, alike)
         left = worth * (1 - settled)
     return [(every[starts[index]][0], None if whole else every[starts[index]][1]) for index in chosen]
-
-
-def _looks(places: list[Place]) -> tuple[np.ndarray, np.ndarray]:
-    """Return what places are compared by: square roots of the chances of other classes (N, C), and colours (N, 3)."""
-    chances = np.stack([place.chances for place in places])
-    return np.sqrt(chances / chances.sum(1, keepdims=True).clip(1e-12)), np.stack([place.colour for place in places])

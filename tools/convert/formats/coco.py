@@ -46,8 +46,7 @@ def read(source: Source) -> None:
             images[number] = None if number in images else image
         shapes = _read_shapes(content, path, names, images, source)
         folder, split = _split_folder(source.root, path), split_in(path.stem) if is_folder else ""
-        above = [path.parent.parent] if path.parent.name == "annotations" else []
-        finder = source.finder(path.parent, *above, source.root)
+        roots = [path.parent, *([path.parent.parent] if path.parent.name == "annotations" else []), source.root]
 
         def entry(number: Id) -> Entry:
             where = f"{path}: image {number}"
@@ -56,7 +55,7 @@ def read(source: Source) -> None:
             reference = read_value(images[number], "file_name", str, where)
             name = posixpath.join(folder, output_name(reference))
             size = read_size(images[number].get("height"), images[number].get("width"), where)
-            file = finder.find(reference, str(path), split)
+            file = source.find_image(reference, str(path), *roots, subset=split)
             return Entry(name, f"{path}: {reference}", file, shapes[number], size, split="" if folder else split)
 
         return list(source.collect(entry, shapes))

@@ -15,7 +15,7 @@ from pathlib import Path
 from support.errors import InputError
 from tools.convert import drawing
 from tools.convert.drawing import Patch, place, read_points
-from tools.convert.reading import ImageFinder, output_name, read_size, read_xml, split_in
+from tools.convert.reading import output_name, read_size, read_xml, split_in
 from tools.convert.source import Entry, Shape, Source
 
 NO_AREA = ("tag", "points", "skeleton")  # tags are of whole images
@@ -35,16 +35,15 @@ def read(source: Source) -> None:
             source.names += [] if name in source.names else [name]
             if re.fullmatch("#[0-9a-fA-F]{6}", colour):
                 source.colours[name] = tuple(bytes.fromhex(colour[1:]))
-        finder = source.finder(path.parent)
         # Datumaro writes a file for each subset, and names it after the subset.
         subset = root.findtext("meta/task/subset") or (split_in(path.stem) if source.path.is_dir() else "")
-        return list(source.collect(lambda image: _entry(image, path, subset, finder, source), root.iter("image")))
+        return list(source.collect(lambda image: _entry(image, path, subset, source), root.iter("image")))
 
     source.read_files(".xml", read_file)
     source.names += [name for name in source.shape_names if name not in source.names]  # the files declare no others
 
 
-def _entry(image: ElementTree.Element, path: Path, subset: str, finder: ImageFinder, source: Source) -> Entry:
+def _entry(image: ElementTree.Element, path: Path, subset: str, source: Source) -> Entry:
     """Return the entry of an image with its shapes, bottom layer first. subset: that of an image which names none.
 
     Adds a fault for each shape without area, which is left out.
@@ -64,7 +63,7 @@ def _entry(image: ElementTree.Element, path: Path, subset: str, finder: ImageFin
                 raise InputError(f"{where}: {shape.tag}: it has no label")
             shapes.append(Shape(label, f"{where}: {shape.tag} ({label})", {"tag": shape.tag} | shape.attrib))
     shapes.sort(key=lambda shape: _number({"z_order": "0"} | shape.data, "z_order", where))
-    file = finder.find(name, str(path), folder)
+    file = source.find_image(name, str(path), path.parent, subset=folder)
     split = split_in(subset) or output_name(subset) if subset else ""
     size = read_size(image.get("height"), image.get("width"), where)
     return Entry(output_name(name), where, file, shapes, size, split=split)

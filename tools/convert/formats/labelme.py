@@ -28,7 +28,6 @@ SUGGESTED = "suggested: "  # begins the labels of the places of tools.suggest: p
 
 def read(source: Source) -> None:
     """Read the images and classes of a folder of LabelMe files, or of one file."""
-    finder = source.finder()
 
     def read_file(path: Path) -> list[Entry]:
         content, shapes = read_json(path), []
@@ -45,7 +44,7 @@ def read(source: Source) -> None:
         from_root = posixpath.normpath(posixpath.join(path.parent.relative_to(source.root).as_posix(), reference))
         entry = Entry(source.output_name(path), str(path), path, shapes, size, extract=embedded_image)
         try:
-            return [replace(entry, image=finder.find(from_root, str(path)), extract=None)]
+            return [replace(entry, image=source.find_image(from_root, str(path)), extract=None)]
         except InputError:
             if not content.get("imageData"):
                 raise

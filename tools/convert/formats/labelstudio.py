@@ -20,7 +20,7 @@ from data.images.files import IMAGE_SUFFIXES
 from support.errors import InputError
 from tools.convert import drawing
 from tools.convert.drawing import Patch, read_points
-from tools.convert.reading import ImageFinder, output_name, read_json, read_size, read_value, split_in
+from tools.convert.reading import output_name, read_json, read_size, read_value, split_in
 from tools.convert.source import Entry, Shape, Source
 
 READ, UNREAD = ("polygon", "rectangle", "ellipse", "brush"), ("vector", "bitmask", "magicwand")
@@ -35,7 +35,7 @@ BRUSH = re.compile(r"task-(\d{1,18})-annotation-(\d{1,18})-by-[^-]*-[^-]+-(.+)-\
 def read(source: Source) -> None:
     """Read the images and classes of an export, or of all exports below a folder."""
     several: list[str] = []
-    brushes, done, finder = find_brushes(source.path, several), set(), source.finder()
+    brushes, done = find_brushes(source.path, several), set()
 
     def read_tasks(tasks: list, path: Path) -> list[Entry]:
         def read_task(task: Any) -> Entry:
@@ -44,7 +44,7 @@ def read(source: Source) -> None:
             done.add(number)
             if "annotations" in task or number not in brushes:
                 shapes, size = _read_shapes(task, where, source.faults, several)
-            image, split = _find_image(task, where, finder), split_in(path.stem) if source.path.is_dir() else ""
+            image, split = _find_image(task, where, source), split_in(path.stem) if source.path.is_dir() else ""
             shapes = shapes if size else brushes.get(number, [])
             return Entry(output_name(image.name), where, image, shapes, size, split)
 
@@ -133,7 +133,7 @@ def _labels(region: dict) -> list[str]:
     return [str(name) for names in lists if isinstance(names, list) for name in names]
 
 
-def _find_image(task: dict, where: str, finder: ImageFinder) -> Path:
+def _find_image(task: dict, where: str, source: Source) -> Path:
     """Return the image of a task, in whose data a URL, a path or /data/local-files/?d=PATH names it."""
     data = read_value(task, "data", dict, where) if "data" in task else task
     texts = [text for text in data.values() if isinstance(text, str) and text.lower().endswith(IMAGE_SUFFIXES)]
@@ -143,9 +143,9 @@ def _find_image(task: dict, where: str, finder: ImageFinder) -> Path:
     path, _, query = chosen.partition("?")
     name = urllib.parse.unquote(urllib.parse.parse_qs(query).get("d", [path])[0]).rpartition("/")[2]
     try:
-        return finder.find(name, where)
+        return source.find_image(name, where)
     except InputError:  # Label Studio puts eight digits before the name of a file that is uploaded
-        return finder.find(re.sub("^[0-9a-f]{8}-", "", name), where)
+        return source.find_image(re.sub("^[0-9a-f]{8}-", "", name), where)
 
 
 def patch(region: Any, where: str, size: tuple[int, int], line_width: float) -> Patch:

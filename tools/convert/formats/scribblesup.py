@@ -29,7 +29,6 @@ def read(source: Source) -> None:
 
     If VOC has all classes, they are VOC's 21 in their order. Raises UserError if a tag is almost one of VOC's.
     """
-    finder = source.finder()
 
     def read_file(path: Path) -> list[Entry]:
         content = read_xml(path)
@@ -47,7 +46,7 @@ def read(source: Source) -> None:
             points = [[point.findtext(key, "").strip() for key in ("X", "Y")] for point in line.findall("point")]
             shapes.append(Shape(name, f"{path}: polygon {number} ({name})", points))
         reference = content.findtext("filename", "").strip() or f"{path.stem}.jpg"
-        return [Entry(source.output_name(path), str(path), finder.find(reference, str(path)), shapes, size)]
+        return [Entry(source.output_name(path), str(path), source.find_image(reference, str(path)), shapes, size)]
 
     source.read_files(".xml", read_file)
     names, voc = source.shape_names, read_classes("voc", None).names
