@@ -37,6 +37,7 @@ from models.memory import choose_blocks, gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.labels import MAPS
+from support.user_code import is_own_network
 from training.average import WeightAverage
 from training.checkpoint_content import Checkpoint
 from training.data import (
@@ -151,8 +152,12 @@ def get_model(
     choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], gpu_memory(group.device)[0], losses)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
-    if cfg.grad_checkpointing and not raw_model.backbone.blocks():
-        log.warning(f"--grad_checkpointing saves no memory: {cfg.backbone} has no sequence of blocks to recompute")
+    if not raw_model.backbone.blocks():
+        network = cfg.model_type if is_own_network(cfg.model_type) else cfg.backbone
+        if cfg.grad_checkpointing:
+            log.warning(f"--grad_checkpointing saves no memory: {network} has no sequence of blocks to recompute")
+        if cfg.compile:
+            log.warning(f"--compile does not compile {network}: it has no sequence of blocks")
     if cfg.compile:
         compile_blocks(raw_model)
     if cfg.cuda_graph:
@@ -247,17 +252,13 @@ def get_state(
     state.keeps_gradients = raw_model.captured is not None
     if resumed is None:
         return state
-    changed = ["training list"] if resumed.listing != state.listing else []
+    is_shorter = resumed.samples > len(train_set) * cfg.repeat  # in a damaged file, although the digest is the same
+    changed = ["training list"] if resumed.listing != state.listing or is_shorter else []
     changed += [f"--{name}" for name in ("seed", "repeat") if resumed.config[name] != getattr(cfg, name)]
     if resumed.samples and changed and not cfg.reset_data_offset:
         raise UserError(
             f"--resume {cfg.resume}: the {changed[0]} has changed in the middle of an epoch: restore it, resume a "
             "checkpoint from between two epochs, or start a new run from these weights with --reset_data_offset"
-        )
-    if resumed.samples > len(train_set) * cfg.repeat:
-        raise UserError(
-            f"--resume {cfg.resume}: the checkpoint is {resumed.samples} samples into its epoch, but the training list "
-            f"has {len(train_set) * cfg.repeat}: restore the list, or add --reset_data_offset"
         )
     state.restore(resumed, group, optimizer=not cfg.reset_optimizer, position=not cfg.reset_data_offset)
     return state

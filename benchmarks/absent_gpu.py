@@ -86,9 +86,6 @@ class AbsentGPU(TorchDispatchMode):
     def record(self, func, args: tuple, kwargs: dict, result: Any) -> None:
         """Take note of an operation on the GPU; for subclasses."""
 
-    def launch(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
-        """Take note of a Triton kernel that reads and writes these tensors; for subclasses."""
-
 
 def _channels(x: Tensor, number: int) -> tuple[Tensor, ...]:
     return tuple(torch.empty(x.shape[1], dtype=torch.float32, device=META) for _ in range(number))

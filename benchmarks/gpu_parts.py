@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from benchmarks import step
-from benchmarks.peer_steps import plain_losses
+from benchmarks.step import plain_losses
 from data.histogram import count_batch
 from distributed.precision import autocast
 from losses import kernel_choice

@@ -2,8 +2,7 @@
 
 python benchmarks/limits.py    # about 2 minutes on one core
 
-Rates are from the least time of several repeats: a limit is what the machine can do. benchmarks/roofline.py counts the
-work of a step.
+Rates are from the least time of several repeats: a limit is what the machine can do.
 """
 
 import argparse

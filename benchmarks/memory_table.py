@@ -7,11 +7,17 @@ extrapolate linearly. A tenth of the card and 1 GiB are reserved for CUDA's libr
 fragmentation.
 """
 
-import argparse
+import weakref
+from typing import Any
 
-from benchmarks.operations import Recorder
-from benchmarks.peer_steps import FIVE_LOSSES, ours
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from benchmarks.absent_gpu import AbsentGPU
+from benchmarks.our_step import our_step
+from flags import parse_flags
+
+FIVE_LOSSES = ("--model_type", "res50_ASPP_lorm", "--dataset", "ScribblePseudoDsDc")
 CARDS = (8, 16, 24, 40, 80)  # GiB
 # {row: (crop, flags of train.py)}
 ROWS = {
@@ -25,13 +31,45 @@ ROWS = {
 }
 
 
+class PeakMemory(AbsentGPU):
+    """An absent GPU that counts the bytes of its live tensors, and the most at once (`peak`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.known: set[int] = set()  # ids of live storages
+
+    def hold(self, values: Any, *, is_new: bool = True) -> None:
+        """Count tensors until their storages are freed. is_new: False for those made before the recording: 0 bytes."""
+        for value in tree_leaves(values):
+            if isinstance(value, Tensor) and value.is_meta and id(value.untyped_storage()) not in self.known:
+                storage = value.untyped_storage()
+                size = storage.nbytes() if is_new else 0
+                self.known.add(id(storage))
+                weakref.finalize(storage, self._free, id(storage), size).atexit = False
+                self.live += size
+                self.peak = max(self.peak, self.live)
+
+    def _free(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.live -= size
+
+    def record(self, func, args: tuple, kwargs: dict, result: Any) -> None:
+        self.hold((args, kwargs), is_new=False)
+        self.hold(result)
+
+
 def largest_batches(crop_size: int, flags: tuple[str, ...], amp: str) -> list[int]:
     peaks = []
     for batchsize in (4, 16):
-        recorder = Recorder()
-        sizes = argparse.Namespace(batchsize=batchsize, crop_size=crop_size, numclasses=21, amp=amp)
-        ours(sizes, recorder, *flags)
-        peaks.append(recorder.peak / 2**30)
+        words = ["--crop_size", str(crop_size), "--batchsize", str(batchsize), "--amp", amp, "--numclasses", "21"]
+        words += ["--pretrained", "none", "--layers", "50", "--fused_blocks", "on", *flags]
+        counter = PeakMemory()
+        with our_step(parse_flags(words), counter) as (step, state):
+            counter.hold([*state.raw_model.parameters(), *state.raw_model.buffers()])
+            counter.hold([values["momentum_buffer"] for values in state.optimizer.state.values()])
+            step()
+        peaks.append(counter.peak / 2**30)
     an_image = (peaks[1] - peaks[0]) / 12
     return [int((0.9 * card - 1 - (peaks[0] - 4 * an_image)) / an_image) for card in CARDS]
 

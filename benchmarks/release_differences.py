@@ -30,7 +30,6 @@ from models.lorm import find_foreground
 from support.batch import Batch
 from support.labels import IGNORE
 from training.data import DEMO_ROOT
-from training.schedule import lr_factor
 from training.settle import split_batchsize
 
 GROUP = Group(torch.device("cpu"))
@@ -113,17 +112,6 @@ def print_padding(batch: dict[str, Tensor], padding: Tensor) -> None:
         print(f"  {name}: {counted / ours:.2f}")
 
 
-def print_warm_up(steps_per_epoch: int) -> None:
-    """Print how the lr factors of a run differ: our warm-up counts steps from 1, the release's from 0."""
-    total, warmup = 50 * steps_per_epoch, 5 * steps_per_epoch
-    ours = [lr_factor(step, total, warmup) for step in range(total)]
-    release = [step / warmup if step < warmup else factor for step, factor in enumerate(ours)]
-    print(
-        f"warm-up of {warmup} steps: first lr factor {ours[0]:.2e} against {release[0]:.2e}; "
-        f"sum over the run {sum(ours) / sum(release) - 1:+.1e}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset_path", default=str(DEMO_ROOT))
@@ -150,7 +138,6 @@ def main() -> None:
     for amp in ("fp16", "bf16"):
         print_row(f"--amp {amp}", loss_and_gradient(replace(cfg, amp=amp), batch, backward=False), reference)
     print_padding(*read_batch(cfg, 64))
-    print_warm_up(steps_per_epoch=661)  # VOC's augmented training list has 10,582 images: 661 batches of 16
 
 
 if __name__ == "__main__":

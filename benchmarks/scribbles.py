@@ -24,16 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.classes import read_classes
-from data.images import read_label
 from flags.choose import CRF_WEIGHT
 from support.files import write_atomic
-from support.labels import IGNORE
 from tools.scribbles.pipeline import PSEUDO_FLAGS
-from training.scores import confusion_matrix, scores
 
 ROOT = Path(__file__).resolve().parent.parent
 LORM = "--model_type deeplabv3p_multi_lorm"
@@ -190,29 +185,6 @@ def class_table(
     return "\n".join(lines)
 
 
-def label_table(bench: Bench, styles: Sequence[str], seeds: Sequence[int], names: list[str]) -> str:
-    """Return a Markdown table: the share of each class in strokes and pseudo-labels, over its share in the masks."""
-    num_classes, masks = len(names), bench.args.data / "SegmentationClass"
-    lines = [f"| labels | mIoU | labelled, % | {' | '.join(names)} |", "| --- " * (num_classes + 3) + "|"]
-    folders = [bench.folder_of(style) for style in styles]
-    folders += sorted(
-        folder for style in styles for seed in seeds for folder in bench.args.out.glob(f"pseudo-*-{style}-{seed}")
-    )
-    for folder in folders:
-        confusion, pixels, area = torch.zeros(num_classes, num_classes, dtype=torch.int64), 0, torch.zeros(num_classes)
-        for file in folder.glob("*.png"):
-            label, mask = (torch.from_numpy(read_label(path, num_classes)) for path in (file, masks / file.name))
-            is_labelled = label != IGNORE
-            pixels += label.numel()
-            area += torch.bincount(mask.flatten().long(), minlength=256)[:num_classes]
-            confusion += confusion_matrix(label[is_labelled], mask[is_labelled], num_classes)
-        ratios = confusion.sum(0) / confusion.sum() / (area / area.sum())
-        miou, labelled = scores(confusion)["miou"], confusion.sum() / pixels
-        cells = [f"{100 * miou:.1f}", f"{100 * labelled:.1f}", *(f"{ratio:.2f}" for ratio in ratios.tolist())]
-        lines.append(f"| {folder.name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -246,7 +218,6 @@ def main() -> None:
         run.result()
     ways, styles, seeds, names = args.ways, args.styles, args.seeds, read_classes("camvid", NUM_CLASSES).names
     print(score_table(bench, ways, styles, seeds), class_table(bench, ways, styles, seeds, names), sep="\n\n")
-    print(f"\n{label_table(bench, styles, seeds, names)}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from dataclasses import replace
 
 import models
 from benchmarks.measure import add_flags, measure, save, table
-from benchmarks.peer_steps import plain_losses
 from data.histogram import count_batch
 from distributed.precision import DTYPES, autocast
 from losses.criterion import Criterion
@@ -182,6 +181,19 @@ def plain(name: str, batchsize: int, crop_size: int) -> Step:
         return F.cross_entropy(full, label, ignore_index=255)
 
     return step_of(model, forward)
+
+
+def plain_losses(logits: Tensor, batch: Batch, smooth: float) -> Tensor:
+    """Return the sum of the losses as one writes them down: logits at full size, each loss by itself."""
+    full = F.interpolate(logits.float(), size=batch.image.shape[1:3], mode="bilinear", align_corners=True)
+    loss = F.cross_entropy(full, batch.maps["label"].long(), ignore_index=255)
+    loss = loss + F.cross_entropy(full, batch.maps["pseudo"].long(), ignore_index=255, label_smoothing=smooth)
+    for name in ("distance_s", "distance_c"):
+        probs = full.softmax(1)
+        entropy = -(probs * torch.log(probs + 1e-8)).sum(1)
+        weight = batch.maps[name].float() / 255
+        loss = loss + (weight * entropy).sum() / (weight > 0).sum().clamp(min=1)
+    return loss
 
 
 def plain_lorm(lorm: LoRM, x: Tensor, foreground: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def _judge(present: set[int], masks: list[list[int]], num_classes: int, command:
     elif len(present - {IGNORE}) < 2:
         problem = f"the training labels hold only class {highest}{' and 255 (ignored)' if IGNORE in present else ''}"
         log.warning(f"{problem}, so there is nothing to learn: label a second class; to count the classes: {command}")
-    if present != {0, IGNORE} and (number := sum(objects_as_255(masks))):
+    if number := sum(objects_as_255(masks)):
         problem = f"{number} of {len(masks)} training labels hold only 0 and 255 (ignored), but most others have no 255"
         log.warning(f"{problem}: if 255 marks an object, training ignores it; check the labels: {command}")
 

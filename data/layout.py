@@ -88,6 +88,11 @@ class Split:
         return self.pairs[1]
 
 
+def has_voc_layout(root: Path) -> bool:
+    """Return whether a folder has the lists or the scribbles of VOC's layout, so it is not in plain folders."""
+    return any((root / name).is_dir() for name in (SCRIBBLES, *LISTS))
+
+
 def find_split(
     root: Path,
     dataset: str,

@@ -128,7 +128,10 @@ def as_words(values: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no_{name}")
         else:
-            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+            texts = [*map(str, value if isinstance(value, tuple) else [value])]
+            # argparse takes -mask for a flag, and -1e-05 too.
+            is_like_flag = any(text.startswith("-") for text in texts)
+            words += [f"--{name}={','.join(texts)}"] if is_like_flag else [f"--{name}", *texts]
     return words
 
 

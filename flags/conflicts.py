@@ -31,9 +31,9 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         raise UserError(f"--loss {cfg.loss}: {error}") from None
     if cfg.transform and not is_code(cfg.transform):
         raise UserError(f"--transform {cfg.transform}: give FILE.py:NAME or PACKAGE.MODULE:NAME, a function of yours")
-    is_open = not is_final and cfg.given is not None and "numclasses" not in cfg.given
+    is_open = not is_final and "numclasses" not in cfg.given
     read_class_weights(cfg.class_weights, None if is_open else cfg.numclasses)
-    optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in (cfg.given or ())
+    optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in cfg.given
     typed = cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set())
     if cfg.leaves_layout_open and not is_final:  # an effect with any --dataset will do
         idle = [idle_flags(dataclasses.replace(cfg, dataset=name), typed) for name in MAPS]
@@ -80,7 +80,7 @@ def check_backbone(cfg: Config) -> None:
     if is_code(cfg.model_type) and (cfg.backbone != "resnet" or cfg.output_stride):
         flag = f"--backbone {cfg.backbone}" if cfg.backbone != "resnet" else f"--output_stride {cfg.output_stride}"
         raise UserError(f"{flag}: --model_type {cfg.model_type} builds the whole network: use --model_args, or drop it")
-    if is_own_network(cfg.model_type) and "pretrained" in (cfg.given or ()) and cfg.pretrained in OF_TORCHVISION:
+    if is_own_network(cfg.model_type) and "pretrained" in cfg.given and cfg.pretrained in OF_TORCHVISION:
         raise UserError(
             f"--pretrained {cfg.pretrained}: these are a ResNet's weights: drop it, as the function of --model_type "
             f"{cfg.model_type} may load weights itself; or give a FILE"

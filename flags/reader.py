@@ -171,6 +171,7 @@ class FlagReader:
             allow_abbrev=False,
             exit_on_error=False,
         )
+        parser._negative_number_matcher = re.compile(r"-[\d.]")  # argparse's own does not know -1e-05
         if self.has_config:
             parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line overrides it")
             stage = "section of the file's `stages`; overrides the rest of it"

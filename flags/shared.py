@@ -1,6 +1,6 @@
 """Flags that several programs share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flags.declare import flag
@@ -271,5 +271,3 @@ class InferenceFlags(CheckpointFlags, LaunchFlags):
 
     scales: tuple[float, ...] = flag((1.0,), "image scales to average probabilities over", gt=0, le=16)
     flip: bool = flag(False, "also predict the mirrored image, and average both")
-
-    notes: list[str] = field(default_factory=list)  # not a flag: lines to log once the program has started

@@ -334,7 +334,7 @@ class Config(
 
     # Not flags:
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
-    given: frozenset[str] | None = None  # names of the flags that are set; None: all of them
+    given: frozenset[str] = frozenset()  # names of the flags that are set
     typed: frozenset[str] = frozenset()  # of them, those whose lack of effect is an error
     config_file: Any = None  # the reader.ConfigFile of --config, or None
     task_flags: dict[str, Any] = field(default_factory=dict)  # for the program that does --task test or predict
@@ -343,6 +343,4 @@ class Config(
     @property
     def leaves_layout_open(self) -> bool:
         """Whether --dataset and the folders are to be found in --dataset_path."""
-        return self.given is not None and self.given.isdisjoint((
-            "dataset", "pseudo_path", "distancemap_s", "distancemap_c",
-        ))  # fmt: skip
+        return self.given.isdisjoint(("dataset", "pseudo_path", "distancemap_s", "distancemap_c"))

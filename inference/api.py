@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 
 from data.classes import Classes
 from data.images import label_png, several_frames
+from data.images.deep import MODES
 from data.images.reader import ImageReader
 from data.loader import batched
 from data.overlays import overlay, with_legend
@@ -66,15 +67,17 @@ def pixels_of(image: AnImage, reader: ImageReader) -> np.ndarray:
         if line := several_frames({Path(image): reader.header(Path(image)).frames}):
             logging.getLogger("segtrain").warning(line)
         return reader.read(Path(image))
-    if isinstance(image, Image.Image) and not reader.is_plain:
-        image = np.asarray(image)
     if isinstance(image, Image.Image):
-        if image.mode.startswith(("I", "F")):
-            raise UserError(f"a PIL image of mode {image.mode}: more than 8 bits a channel: convert it to 8 bits")
+        mode = image.mode
+        is_deep = mode.startswith(("I", "F"))
+        if is_deep and reader.is_plain:
+            raise UserError(f"a PIL image of mode {mode}: more than 8 bits a channel: convert it to 8 bits")
+        keeps_mode = not reader.is_plain and (is_deep or mode in MODES)
         try:
-            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+            turned = ImageOps.exif_transpose(image)
+            image = np.asarray(turned if keeps_mode else turned.convert("RGB"))
         except (ValueError, OSError, AttributeError) as error:  # a closed image, a mode without RGB, a damaged file
-            raise UserError(f"a PIL image of mode {image.mode}: cannot be read as RGB ({in_one_line(error)})") from None
+            raise UserError(f"a PIL image of mode {mode}: cannot be read as RGB ({in_one_line(error)})") from None
     if not isinstance(image, np.ndarray):
         raise UserError(f"a {type(image).__name__} is no image: give a path, an array, a PIL image, or a list of them")
     if not reader.is_plain and image.ndim in (2, 3) and image.size:

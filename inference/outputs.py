@@ -56,7 +56,7 @@ class Outputs:
         """
         overlays = {"background": self.background} if self.overlays else False
         settings = settings | {"overlay": overlays, "probs": self.probs}
-        states = {name: [os.stat(file).st_size, os.stat(file).st_mtime_ns] for name, file in images.items()}
+        states = {name: _state(file) for name, file in images.items()}
         options: dict = {"flag": "--output", "overwrite": overwrite, "files": states}
         options["paths"] = lambda name: [self.path(kind, name) for kind in SUFFIXES]
         reserve(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", **options)
@@ -97,3 +97,12 @@ class Outputs:
             picture = Image.fromarray(with_legend(painted, label, self.classes, self.background))
             write_atomic(self.path("overlays", name), encode(picture, "JPEG", quality=JPEG_QUALITY), parents=True)
         write_atomic(self.path("masks", name), label_png(label, self.classes.colours), parents=True)
+
+
+def _state(file: Path) -> list[int]:
+    """Return a file's size and time of change; [] if it cannot be found, as a link that leads nowhere."""
+    try:
+        state = os.stat(file)
+    except OSError:  # reading the image will name the file
+        return []
+    return [state.st_size, state.st_mtime_ns]

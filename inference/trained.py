@@ -69,11 +69,11 @@ def run_program(reader: FlagReader, argv: list[str] | None, work: Callable[[Any,
     work's status or 0; STOPPED after a signal.
     """
     values, overrides, notes = read_overrides(reader, argv)
-    flags = reader.declared(**values, notes=notes)
+    flags = reader.declared(**values)
     overrides |= {name: getattr(flags, name) for name in LOADER_FLAGS} | {"val_workers": -1}
     with process_group(**flags.group_options) as group, program.explain_errors(str(group.device), OUT_OF_MEMORY_ADVICE):
         start_logging(flags.log_level, is_main=group.is_main)
-        for note in flags.notes:
+        for note in notes:
             log.info(note)
         rank_checks.check_flags(group, vars(flags), per_rank(flags))
         try:

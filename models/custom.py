@@ -182,9 +182,9 @@ def read_arguments(words: Sequence[str]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise UserError(f"--model_args {word}: write NAME=VALUE, such as width=32")
         try:
-            arguments[name] = {"true": True, "false": False}.get(value.lower(), ast.literal_eval(value))
-        except (ValueError, SyntaxError):
-            arguments[name] = {"true": True, "false": False}.get(value, value)
+            arguments[name] = ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), value))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # which ast.literal_eval() may raise
+            arguments[name] = value
     return arguments
 
 

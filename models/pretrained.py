@@ -154,7 +154,8 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Wrappers are WRAPPERS, and any other name that most weights begin with and that a part of our models follows.
     """
-    first, number = Counter(name.partition(".")[0] for name in weights).most_common(1)[0] if weights else ("", 0)
+    modules = Counter(name.partition(".")[0] for name in weights if "." in name)
+    first, number = modules.most_common(1)[0] if modules else ("", 0)
     inner = re.compile(rf"{re.escape(first)}\.(\w+\.)*(backbone|layer4)\.")
     is_wrapper = first in WRAPPERS or any(map(inner.match, weights))
     if first == "backbone" or not is_wrapper or 2 * number < len(weights):

@@ -57,6 +57,8 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
     if launch and world_size not in (0, launch.world_size):
         number = f"{launch.launcher} set it to {launch.world_size}"
         raise UserError(f"--world_size {world_size}, but {number}: drop the flag")
+    if launch and rank not in (-1, launch.rank):
+        raise UserError(f"--rank {rank}, but {launch.launcher} set it to {launch.rank}: drop the flag")
     tasks = _integer(environment, "SLURM_NTASKS", 1)
     if not launch and world_size == 0 and tasks > 1:
         raise UserError(
@@ -118,8 +120,9 @@ def rendezvous_url(environment: Mapping[str, str], launch: Launch) -> str:
         port = _integer(environment, "MASTER_PORT")
     if not host:
         raise UserError(f"environment variable MASTER_ADDR is not set: it names rank 0's machine{alone(environment)}")
-    if not 0 <= port < 65536:
-        raise UserError(f"port {port}: must be 0 to 65535 (MASTER_PORT)")
+    least = 0 if launch.world_size == 1 else 1  # 0 is any free port, which the other ranks would not know
+    if not least <= port < 65536:
+        raise UserError(f"port {port}: must be {least} to 65535 (MASTER_PORT)")
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 

@@ -18,6 +18,7 @@ from tools.check.__main__ import READER as CHECK
 from tools.compare.__main__ import READER as COMPARE
 from tools.convert.__main__ import READER as CONVERT
 from tools.scribbles.__main__ import READER as SCRIBBLES
+from tools.scribbles.pipeline import READER as PIPELINE
 from tools.suggest.__main__ import READER as SUGGEST
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
@@ -53,7 +54,7 @@ STATUSES = """
 after a signal, with 75.
 """
 PROGRAMS = (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)
-TOOLS = (CHECK, CONVERT, split.READER, COMPARE, SCRIBBLES, SUGGEST)
+TOOLS = (CHECK, CONVERT, split.READER, COMPARE, SCRIBBLES, PIPELINE, SUGGEST)
 COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 
 

@@ -126,8 +126,11 @@ def _write_program(path: Path, text: str) -> None:
 def serve(folder: Path) -> None:
     for name in (*PROGRAMS, *LIBRARIES):
         importlib.import_module(name)
+    # timm is an extra, and takes 2 s. It imports wandb if it can, but wandb must start in the process that uses it.
+    sys.modules["wandb"] = None  # type: ignore[assignment]
     with contextlib.suppress(ImportError):
-        importlib.import_module("timm")  # an extra, which each process for a network of timm would need 2 s to import
+        importlib.import_module("timm")
+    del sys.modules["wandb"]
     sys.executable = str(folder / "python")
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(folder / "socket"))

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import FLOAT64, assert_same_run, finish, flags, read_metrics, start, succeed, using
+from conftest import read_metrics, score
 from torch import nn
 
 import models
@@ -13,7 +13,7 @@ from models import fold
 from models.pretrained import StartWeights, load_start_weights
 from models.timm_backbone import TimmBackbone
 from models.timm_weights import read_timm_weights
-from support.errors import STOPPED, UserError
+from support.errors import UserError
 from training import checkpoint
 from training.average import WeightAverage
 
@@ -48,26 +48,14 @@ def test_padding_that_no_position_needs_is_cut_off():
     torch.testing.assert_close(found[0], whole[0][:, :, :18, :10])
 
 
-def test_network_whose_norms_come_before_is_not_folded(monkeypatch):
-    """A norm that is registered after the convolution but computed before it: folding would change the result."""
-    fold._timm_folds_exactly.cache_clear()
-
-    class NormFirst(TimmBackbone):
-        def __init__(self, name, **options):
-            super().__init__("test_resnet", **options)
-            block = nn.Sequential()
-            block.conv, block.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-            self.first = block
-
-        def forward(self, images):
-            return super().forward(self.first.conv(self.first.norm(images)))
-
-    monkeypatch.setattr(fold, "TimmBackbone", NormFirst)
-    with torch.no_grad():
-        assert not fold._timm_folds_exactly("norm_first", 0)
-        monkeypatch.undo()
-        fold._timm_folds_exactly.cache_clear()
-        assert fold._timm_folds_exactly("test_resnet", 0)
+@pytest.mark.parametrize("same", [True, False])
+def test_norms_are_folded_only_if_a_trial_gives_the_same(monkeypatch, same):
+    """The trial itself is in test_own_network.py."""
+    monkeypatch.setattr(fold, "_timm_folds_exactly", fold._timm_folds_exactly.__wrapped__)  # without its cache
+    if not same:
+        monkeypatch.setattr(fold, "_same_if_folded", lambda backbone: False)
+    copied = fold.fold_batch_norm(build("test_resnet")).backbone
+    assert same == any(isinstance(module, fold.FoldedConv) for module in copied.modules())
 
 
 @pytest.mark.parametrize("name", ["efficientvit_m0", "tiny_vit_5m_224"])
@@ -181,14 +169,8 @@ TINY_TIMM = {"backbone": "timm:test_efficientnet", "model_type": "deeplabv3p_mul
 TINY_TIMM |= {"dataset": "Dense", "crop_size": 65}
 
 
-def test_run_is_saved_scored_and_resumed_bit_for_bit(demo_root, tmp_path):
-    words = flags(dataset_path=demo_root, logdir=tmp_path, epochs=2, ema=0.9, **TINY_TIMM)
-    program = FLOAT64
-    cut = start([*words, "--name", "cut"], tmp_path, program, STOP_AT_STEP="3")
-    succeed([start([*words, "--name", "whole"], tmp_path, program)])
-    finish([cut], status=STOPPED)
-    succeed([start([*words, "--name", "cut", "--resume", "auto"], tmp_path, program)])
-    assert_same_run(tmp_path / "cut", tmp_path / "whole")
-    [out] = succeed([start(using(tmp_path / "whole" / "best.pt"), tmp_path, "evaluate.py")])
-    best = max(line["miou"] for line in read_metrics(tmp_path / "whole", "val"))
-    assert f"{100 * best:.2f}" in out
+def test_run_is_trained_saved_and_scored(demo_run, tmp_path):
+    """test_draws.py has runs that are stopped and resumed."""
+    folder = demo_run(epochs=2, ema=0.9, **TINY_TIMM)
+    best = max(line["miou"] for line in read_metrics(folder, "val"))
+    assert score(folder / "best.pt", tmp_path)["miou"] == pytest.approx(best)

@@ -150,7 +150,7 @@ REPORTS = (None, b"", b"\x00\xff" * 99, PAGE[:50], PAGE % b"{", PAGE % b"[1]")  
 METRICS = (b"", None, b"\x00\xff\n" * 9, b"[1]\nnull\n{}\n", b"[" * 9**5, b"x")
 
 
-@pytest.mark.parametrize(("report", "metrics"), zip(REPORTS, METRICS, strict=True))
+@pytest.mark.parametrize(("report", "metrics"), [*zip(REPORTS, METRICS, strict=True)])
 def test_damaged_files_beside_a_checkpoint_are_one_warning_each(
     demo_run, first_epoch, tmp_path, expected, capsys, report, metrics
 ):

@@ -191,8 +191,10 @@ def test_every_model_is_traced_for_all_sizes(name):
 def test_an_export_of_a_vit_pads_and_cuts_as_pytorch_does(tmp_path):
     """75x53 is padded to 80x64, patches of 16; the cut map was too small in ONNX, which rounds towards 0."""
     pytest.importorskip("timm")
+    from test_families import thin
+
     torch.manual_seed(0)
-    model = models.build("linear", backbone="timm:test_vit", num_classes=5).eval()
+    model = models.build("linear", backbone=f"timm:{thin('test_vit')}", num_classes=5).eval()
     whole = graph.WholeImage(model, ("logits",))
     write_onnx(graph.trace(whole), tmp_path / "x.onnx", {"outputs": json.dumps(["labels", "logits"])}, 20)
     session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "x.onnx")
@@ -204,25 +206,37 @@ def test_an_export_of_a_vit_pads_and_cuts_as_pytorch_does(tmp_path):
         assert (found - expected).abs().max() < 1e-4 * expected.abs().max(), size
 
 
-def without_align_corners(model, images):
-    return nn.functional.interpolate(model(images)["logits"], size=images.shape[1:3], mode="bilinear")
+@pytest.fixture
+def untraced(onnx_file, monkeypatch) -> None:
+    """An export with --probs writes the file that is there already, since tracing takes seconds."""
+    whole = onnx_file.read_bytes()
+    monkeypatch.setattr(export, "trace", lambda graph: None)
+    monkeypatch.setattr(export, "write_onnx", lambda traced, path, *_: str(path.write_bytes(whole)))
 
 
-def test_wrong_file_is_not_left_behind(run_folder, tmp_path, monkeypatch):
+def test_wrong_file_is_not_left_behind(run_folder, untraced, tmp_path, monkeypatch):
     (tmp_path / "best.onnx").write_text("segtrain_format: 0")
-    monkeypatch.setattr(graph, "whole_image_logits", without_align_corners)
+    original = OnnxModel.run
+
+    def run_wrongly(model, images):
+        labels, probs = original(model, images)
+        return (labels + 1) % 5, probs
+
+    run(run_folder, "--probs", "--output", str(tmp_path / "right.onnx"))
+    (tmp_path / "right.onnx").unlink()
+    monkeypatch.setattr(OnnxModel, "run", run_wrongly)
     with pytest.raises(UserError, match=r"pixels have another class than in PyTorch\), so it was not kept"):
-        run(run_folder, "--output", str(tmp_path))
+        run(run_folder, "--probs", "--output", str(tmp_path))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("best.onnx", "segtrain_format: 0")]
 
 
-def test_file_that_fails_at_a_size_leaves_no_traceback(run_folder, tmp_path, monkeypatch):
+def test_file_that_fails_at_a_size_leaves_no_traceback(run_folder, untraced, tmp_path, monkeypatch):
     """Some networks of timm export, and then assert the sizes that they were traced with."""
     error = RuntimeError("Runtime assertion\nfailed for expression Ne(s90, 6)")
     monkeypatch.setattr(OnnxModel, "run", mock.Mock(side_effect=error))
     message = r"the ONNX file fails on images of \(7, 13\) \(Runtime assertion failed for expression"
     with pytest.raises(UserError, match=message) as error:
-        run(run_folder, "--output", str(tmp_path))
+        run(run_folder, "--probs", "--output", str(tmp_path))
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -29,6 +29,7 @@ NETWORKS: dict[str, dict] = {name: {} for name in QUICK} | {
     "swin_tiny_patch4_window7_224": SWIN,
     "test_mambaout": {},
     "test_nfnet": {},
+    "test_vit": {"depth": 2},
     "tiny_vit_5m_224": PYRAMID,
     "vgg11_bn": {"mlp_ratio": 0.01},
     "vit_tiny_r_s16_p8_224": VIT,

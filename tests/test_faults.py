@@ -1,5 +1,6 @@
 """Faults put into real groups of processes: each is named on every rank within seconds, and nothing hangs."""
 
+import contextlib
 import itertools
 import random
 import shutil
@@ -7,10 +8,10 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -47,6 +48,7 @@ def is_running(pid: int) -> bool:
 
 
 def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> list[tuple[int, str, str]]:
+    """Ends within 60 s, not by a timeout of minutes."""
     return finish(start_group(2, [fault, str(rank), *words], cwd, FAULTS, **env), timeout=60)
 
 
@@ -59,12 +61,10 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
             for case in (
                 ("wrapper_lost", "all", "more differs between rank 0 and rank 1: gradients"),
                 ("unused_parameter", "all", "spare got no gradient on rank"),
-                ("weight_changed_in_step_2", "1", "head.aspp.conv1.weight differs between rank 0 and rank 1"),
                 ("a_buffer+buffer_changed_on_one_rank", "1", "centre differs between rank 0 and rank 1"),
                 ("out_of_memory", "1", "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower"),
                 ("last_write_fails", "0", "the disk is gone"),
                 ("other_numpy", "1", f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same"),
-                ("other_opencv", "1", f"OpenCV is {cv2.__version__} on rank 0 but 1.0 on rank 1: install the same"),
                 ("loss_not_finite", "1", "is nan at step 6 (epoch 3): lower --lr"),
             )
         ),
@@ -73,9 +73,7 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
 def test_fault_is_named_on_both_ranks(demo_flags, tmp_path, fault, rank, named):
     # The last checkpoint is written while the other rank has nothing left to do but to wait.
     words = demo_flags(epochs=1 if fault == "last_write_fails" else 3)
-    began = time.monotonic()
     one_line_each(run_pair(fault, rank, words, tmp_path), named)
-    assert time.monotonic() - began < 60  # and not a timeout of minutes
 
 
 @slow
@@ -89,9 +87,12 @@ def test_fault_is_named_on_both_ranks(demo_flags, tmp_path, fault, rank, named):
     ],
 )
 def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_flags, tmp_path, fault, status, message, rank):
-    """destroy_process_group() of NCCL waits for collectives that the other ranks never join."""
-    words = demo_flags(name="x", workers=1)
-    processes = start_group(2, ["blocked_destroy+" + fault, str(rank), *words], tmp_path, FAULTS)
+    """destroy_process_group() of NCCL waits for collectives that the other ranks never join.
+
+    Step 1 is saved in the background, slowly, while step 2 fails: a user's error lets the writing end.
+    """
+    words = demo_flags(name="x", workers=1, save_step_frequency=1)
+    processes = start_group(2, [f"blocked_destroy+slow_write+{fault}", str(rank), *words], tmp_path, FAULTS)
     note = tmp_path / f"workers.{rank}"
     wait_until(note.exists, processes)
     results = finish(processes, timeout=10, status=status)
@@ -102,19 +103,12 @@ def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_flags, t
     assert ("Traceback" in own, "Traceback" in other) == (fault == "bug", False)
     if rank == 0 and fault != "interrupt":
         assert message in (tmp_path / "x" / "train.log").read_text()
+    if fault == "user_error":
+        assert checkpoint.read_run(tmp_path / "x" / "last.pt").step == 1
     [worker], ended = [int(pid) for pid in note.read_text().split()], time.monotonic()
     while is_running(worker):  # a killed process takes a moment; one that is let be, 5 seconds
         assert time.monotonic() - ended < 3
         time.sleep(0.02)
-
-
-@slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_checkpoint_that_is_being_written_when_a_rank_fails_is_finished(demo_flags, tmp_path, rank):
-    """Step 1 is saved in the background, slowly, while step 2 fails."""
-    words = demo_flags(name="x", save_step_frequency=1)
-    one_line_each(run_pair("slow_write+user_error", rank, words, tmp_path), "the file is wrong")
-    assert checkpoint.read_run(tmp_path / "x" / "last.pt").step == 1
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1])
@@ -161,13 +155,21 @@ def test_any_split_of_the_bytes_gives_the_same_messages():
         assert list(lifeline.messages_of(line)) == sent
 
 
-def test_failure_sent_together_with_the_greeting_is_told(monkeypatch, capsys):
-    ended, store, stop = threading.Event(), torch.distributed.HashStore(), StopRequest()
-    monkeypatch.setattr(lifeline, "exit_at_once", lambda status, **_: ended.set())
+@contextlib.contextmanager
+def lifeline_to_rank_0() -> Iterator[tuple[lifeline.Lifeline, socket.socket]]:
+    """Rank 0's lifeline, and a connection to it as rank 1 opens it."""
+    store, stop = torch.distributed.HashStore(), StopRequest()
     rank0 = lifeline.Lifeline(0, 2, stop, 600)
     threading.Thread(target=rank0.connect, args=(store, "tcp://127.0.0.1:1", Deadline(60, stop))).start()
     port = int(store.get("lifeline").decode().rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as line:
+        yield rank0, line
+
+
+def test_failure_sent_together_with_the_greeting_is_told(monkeypatch, capsys):
+    ended = threading.Event()
+    monkeypatch.setattr(lifeline, "exit_at_once", lambda status, **_: ended.set())
+    with lifeline_to_rank_0() as (_, line):
         line.sendall(b"alive rank 1 (a, process 7)\nfailed 2 on rank 1: a cause\n")
         assert ended.wait(60)
     assert errors_of(capsys.readouterr().err.replace("\r", "")) == ["error (rank 0): on rank 1: a cause"]
@@ -175,12 +177,8 @@ def test_failure_sent_together_with_the_greeting_is_told(monkeypatch, capsys):
 
 def test_rank_that_fails_ends_after_the_others_have_read_why(monkeypatch):
     """Its traceback is then the last output. And rank 0 serves the store, which the others may still need."""
-    store, stop = torch.distributed.HashStore(), StopRequest()
     monkeypatch.setattr(lifeline, "LEAVE_SECONDS", 60)
-    rank0 = lifeline.Lifeline(0, 2, stop, 600)
-    threading.Thread(target=rank0.connect, args=(store, "tcp://127.0.0.1:1", Deadline(60, stop))).start()
-    port = int(store.get("lifeline").decode().rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port)) as line:
+    with lifeline_to_rank_0() as (rank0, line):
         line.sendall(b"alive rank 1 (a, process 7)\n")
         wait_until(lambda: rank0.readers, [])
         rank0.stop_listening()

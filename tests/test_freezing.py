@@ -45,8 +45,7 @@ def use_plain_modules(model: nn.Module, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("layers", [18, 50])
-@pytest.mark.parametrize("num_parts", [0, 1, 3, 5])
-@pytest.mark.parametrize("many_pixels", [False, True])
+@pytest.mark.parametrize(("num_parts", "many_pixels"), [(0, True), (1, False), (3, True), (5, False)])
 def test_gradients_are_those_of_torchs_modules_and_frozen_parts_have_none(layers, num_parts, many_pixels, monkeypatch):
     monkeypatch.setattr(blocks, "saves_time", lambda *args: many_pixels)
     model = build(layers, freeze_backbone=num_parts)

@@ -52,34 +52,49 @@ def test_parts_pass_without_a_fault(copy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", FAULTS)
-def test_a_planted_fault_is_named(copy, part):
+def test_a_planted_fault_is_found(copy, tmp_path, monkeypatch, part):
     name, text, fault = FAULTS[part]
     whole = (copy / name).read_text()
     assert whole.count(text) == 1
     (copy / name).write_text(whole.replace(text, fault))
+    monkeypatch.setattr(gpu_check.runs, "ROOT", copy)
     try:
-        result, parts = check(copy, "--parts", part, "compiled")
+        result = gpu_check.run_apart(part, "cpu", tmp_path, left=240)
     finally:
         (copy / name).write_text(whole)
-    assert result.returncode == 1, result.stdout
-    assert f"FAILED   {part}" in result.stdout
-    assert parts[part]["output"]
-    assert parts["compiled"]["status"] == "skipped"  # the rest runs
+    assert result["status"] == "FAILED", result
+    assert "Traceback" in result["output"]
+    assert "Error" in result["text"]
+
+
+def run_main(monkeypatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *map(str, words)])
+    return gpu_check.main()
+
+
+def test_the_parts_after_one_that_failed_run(tmp_path, monkeypatch, capsys):
+    parts = {"lorm": {"status": "FAILED", "text": "wrong", "seconds": 1.0, "figures": {}, "output": "why"}}
+    parts["compiled"] = {"status": "skipped", "text": "no GPU", "seconds": 1.0, "figures": {}}
+    monkeypatch.setattr(gpu_check, "run_apart", lambda name, *_: parts[name])
+    monkeypatch.setattr(gpu_check.signal, "signal", lambda *_: None)
+    assert run_main(monkeypatch, "--device", "cpu", "--out", tmp_path / "x.json", "--parts", *parts) == 1
+    said = capsys.readouterr().out
+    assert "FAILED   lorm" in said
+    assert "1 of 2 parts failed: lorm" in said
+    assert json.loads((tmp_path / "x.json").read_text())["parts"] == parts
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so():
-    result = subprocess.run([sys.executable, "-m", "benchmarks.gpu_check"], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stdout.count("\n") == 1
-    assert "finds no GPU" in result.stdout
+def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
+    assert run_main(monkeypatch) == 2
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert "finds no GPU" in said
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_first_part(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--out", str(tmp_path / "none/x.json")]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "none/x.json: cannot be written (No such file or directory)" in result.stderr
+def test_a_file_that_cannot_be_written_is_refused_before_the_first_part(tmp_path, monkeypatch, capsys):
+    assert run_main(monkeypatch, "--device", "cpu", "--out", tmp_path / "none/x.json") == 2
+    assert "none/x.json: cannot be written (No such file or directory)" in capsys.readouterr().err
 
 
 def test_a_part_that_takes_too_long_is_killed_with_its_processes(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from conftest import REPO, finish, flags, two_processes, wait_until
 
 from support.errors import STOPPED, UserError, report
-from training.record.log import every_rank, start_logging
+from support.terminal import say
 
 
 def test_a_users_error_is_left_for_torchrun_as_a_message(tmp_path):
@@ -64,8 +64,7 @@ def test_lines_of_two_ranks_stay_apart(monkeypatch):
     written: list[str] = []
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, SimpleNamespace(write=written.append, flush=int, isatty=bool))
-    start_logging("INFO", is_main=False)
-    every_rank.info("rank 1")
+    say("rank 1")
     report(UserError("wrong"), "1")
     assert [line for line in written if line] == ["rank 1\n", "error (rank 1): wrong\n"]
 

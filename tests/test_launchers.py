@@ -92,7 +92,9 @@ def test_flags_set_the_place_without_a_launcher():
         ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),  # alone it would train as a group of one
         ({"WORLD_SIZE": "2"}, {}, "(docs/DDP_TRAINING.md); to train alone: unset WORLD_SIZE"),
         (variables("RANK=0 WORLD_SIZE=2 MASTER_PORT=1"), {}, "MASTER_ADDR is not set: it names rank 0's machine; to"),
-        (BY_HAND | {"MASTER_PORT": "70000"}, {}, "port 70000: must be 0 to 65535"),
+        (BY_HAND | {"MASTER_PORT": "70000"}, {}, "port 70000: must be 1 to 65535"),
+        (BY_HAND | {"MASTER_PORT": "0"}, {}, "port 0: must be 1 to 65535"),  # the others could not know which one
+        (SRUN, {"rank": 3}, "--rank 3, but srun set it to 9: drop the flag"),
         (SRUN | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""}, {}, "set MASTER_ADDR"),
     ],
 )

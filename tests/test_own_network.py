@@ -69,6 +69,11 @@ class Crossed(UNet):  # each convolution is followed by the other's norm in forw
     def forward(self, x):
         return self.norm_a(self.b(self.norm_b(torch.tanh(self.a(x)))))
 
+class Strict(UNet):  # has no use for another class in the place of its convolutions
+    def forward(self, x):
+        assert isinstance(self.last, nn.Conv2d)
+        return super().forward(x)
+
 def broken(num_classes):
     return 1 / (num_classes - 5)
 
@@ -214,7 +219,7 @@ def test_scores_are_the_same_unfolded(trained, nets, tmp_path, monkeypatch):
     assert folded["miou"] == pytest.approx(unfolded["miou"], abs=1e-3)
 
 
-@pytest.mark.parametrize(("name", "folds"), [("UNet", True), ("Crossed", False)])
+@pytest.mark.parametrize(("name", "folds"), [("UNet", True), ("Crossed", False), ("Strict", False)])
 def test_batch_norm_is_folded_only_if_a_trial_gives_the_same(nets, name, folds):
     model = models.build(f"{nets}:{name}", num_classes=5).eval()
     for module in model.modules():
@@ -313,6 +318,7 @@ def test_arguments_from_words_and_from_a_section_of_yaml(tmp_path, demo_root):
     expected = {"width": 3, "rates": [1, 2], "name": "a b", "bias": False, "weights": None}
     words = ["width=3", "rates=[1, 2]", "name=a b", "bias=false", "weights=None"]
     assert read_arguments(words) == expected
+    assert read_arguments(["a=TRUE", "b=false", "c={[]: 1}"]) == {"a": True, "b": False, "c": "{[]: 1}"}
     with pytest.raises(UserError, match="--model_args width: write NAME=VALUE"):
         read_arguments(["width"])
     file = tmp_path / "c.yaml"

@@ -66,6 +66,7 @@ def faulty(tmp_path):
     (folder / "notes.txt").write_text("of another kind")
     (folder / ".hidden.png").write_bytes(b"")
     os.mkfifo(folder / "pipe.png")
+    (folder / "gone.jpg").symlink_to("nowhere")
     image.save(folder / "pages.tif", save_all=True, append_images=[image.rotate(180)])
     return folder
 
@@ -76,7 +77,7 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 file(s) of other kinds" in said
     named = [line.split(":")[0] for line in said.split("could not be predicted:")[1].splitlines() if line.strip()]
-    assert [os.path.basename(name) for name in named] == ["pipe.png", "text.jpg", "truncated.jpg"]
+    assert [os.path.basename(name) for name in named] == ["gone.jpg", "pipe.png", "text.jpg", "truncated.jpg"]
     assert "1 image(s) have several frames, and only the first is read (--bands takes pages): " in said
     images = ("pages.tif", "good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
     stems = [os.path.splitext(name)[0] for name in images]

@@ -12,7 +12,9 @@ from faulty_data import exif
 from PIL import Image
 
 import predict
+from data.images.reader import ImageReader
 from data.overlays import overlay
+from inference.api import pixels_of
 from segtrain import UserError, load
 
 
@@ -70,6 +72,20 @@ def test_an_image_may_be_a_path_an_array_or_a_pil_image(checkpoint, image, tmp_p
     shown = [model.predict(given) for given in (tmp_path / "turned.jpg", Image.open(tmp_path / "turned.jpg"))]
     assert [result.plot(legend=False).shape for result in shown] == [(80, 60, 3)] * 2
     assert np.array_equal(shown[0].mask, shown[1].mask)
+
+
+@pytest.mark.parametrize("reader", [ImageReader(), ImageReader(bands=(1,)), ImageReader(value_range=(0, 900))])
+def test_a_pil_image_is_read_as_its_file(reader, image, tmp_path):
+    for mode in ("RGB", "L", "P", "1", "RGBA", "LA", "I;16"):
+        is_deep = mode == "I;16"
+        if is_deep and not reader.value_range:
+            continue
+        picture = (
+            Image.fromarray(image[..., 0].astype(np.uint16) * 4) if is_deep else Image.fromarray(image).convert(mode)
+        )
+        for turn in (1, 6):
+            picture.save(file := tmp_path / "a.png", exif=exif(turn))
+            assert np.array_equal(pixels_of(Image.open(file), reader), pixels_of(file, reader)), (mode, turn)
 
 
 def test_probabilities_are_those_of_the_mask(checkpoint, image):

@@ -72,6 +72,11 @@ def test_names_of_the_modules_around_a_model_are_dropped(prefix):
     assert list(weights_in({"model": wrapped, "config": {}})) == list(wrapped)  # a run's names are the model's own
 
 
+@pytest.mark.parametrize("name", ["model", "module", "_orig_mod", "backbone", ""])
+def test_a_tensor_with_the_name_of_a_wrapper_is_no_wrapper(name):
+    assert list(weights_in({name: torch.zeros(3)})) == [name]
+
+
 def test_another_model_type_is_refused_and_the_right_one_named(tmp_path):
     path = save(tmp_path / "r.pth", released_state_dict("deeplabV3_lorm"))
     # 17 weights of the head's last part have other names there: those of ours would fit by their shape.

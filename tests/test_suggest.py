@@ -194,6 +194,14 @@ def test_two_processes_suggest_what_one_does(words, tmp_path):
     assert contents(tmp_path / "next") == contents(tmp_path / "one")
 
 
+def test_strokes_in_vocs_layout_are_read_as_such_by_a_model_of_plain_folders(words, demo_root, tmp_path):
+    folders = {"dataset": "Folder", "train_path": "strokes"}
+    checkpoint = random_checkpoint(tmp_path / "best.pt", num_classes=5, **folders)
+    assert main([str(demo_root), *using(checkpoint, "--budget", 6, "--output", tmp_path / "folders")]) == 0
+    assert main(words) == 0
+    assert rows(tmp_path / "folders") == rows(tmp_path / "next")
+
+
 def test_a_user_error_is_one_line(words, demo_root, tmp_path):
     other = [*words, "--budget", "7"]
     assert main(words) == 0

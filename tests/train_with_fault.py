@@ -4,7 +4,6 @@ FAULT names a function below, or several as in a_buffer+bug. RANK is the rank th
 """
 
 import atexit
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -13,9 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -24,14 +21,11 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import distributed.precision
-import losses.criterion
 import models.compiled
 import train
-import training.settle
 import utils
 from distributed.group import Group
 from distributed.lifeline import Lifeline
-from losses import kernel_choice
 from losses.criterion import Criterion
 from support import errors, program
 from tests import recorded_graphs
@@ -151,12 +145,10 @@ FAULTS |= {
     # What must be named on every rank
     "other_host": replace(socket, "gethostname", lambda: "other"),  # as on a machine of its own
     "other_numpy": replace(np, "__version__", "1.0"),
-    "other_opencv": replace(cv2, "__version__", "1.0"),
     "wrapper_lost": replace(Group, "wrap", lambda self, raw_model, **options: raw_model),
     "unused_parameter": add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3)))),
     "draws": add_to_model(lambda model: make_draw(model.backbone)),
     "weight_changed_on_one_rank": before_update(change_weight),
-    "weight_changed_in_step_2": before_update(change_weight, step=2),
     "a_buffer": add_to_model(lambda model: model.register_buffer("centre", torch.zeros(3))),
     "buffer_changed_on_one_rank": before_update(lambda state: state.raw_model.centre.add_(1)),
     "out_of_memory": in_step(STEP, fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))),
@@ -166,8 +158,6 @@ FAULTS |= {
     "has_bf16": replace(distributed.precision, "has_native_bf16", lambda device: True),
     "no_bf16": replace(distributed.precision, "has_native_bf16", lambda device: False),
     "traced": replace(models.compiled, "BACKEND", "aot_eager"),  # compiled without a compiler of kernels
-    "no_triton": lambda: use_kernel_of_losses(None),
-    "kernel_fails": lambda: use_kernel_of_losses(SimpleNamespace(run=fail(RuntimeError("Failed to find C compiler")))),
     "no_compiler": lambda: os.environ.update(PATH="/nonesuch"),
     # The end of a rank
     "user_error": strike(errors.UserError("the file is wrong")),
@@ -222,34 +212,11 @@ def loss_not_finite() -> None:
     Criterion.__call__ = replacement  # type: ignore[method-assign]
 
 
-def use_kernel_of_losses(module: object) -> None:
-    """The losses look for their kernel as on a GPU, and find this module."""
-    losses.criterion.find_kernel = lambda logits: kernel_choice.tested_kernel(logits.device)
-    sys.modules["losses.pixel_kernel"] = module  # type: ignore[assignment]
-
-
-@fault
-def no_fused_update() -> None:
-    """The optimizer is asked for its fused update, as on a GPU, and has none."""
-    make = utils.make_optimizer
-    utils.make_optimizer = lambda *args, fused, **options: make(*args, fused=True, **options)
-    torch._fused_sgd_ = fail(RuntimeError("no kernel image is available"))  # type: ignore[assignment]
-
-
 @fault
 def graphs() -> None:
     """CUDA graphs without a GPU."""
     recorded_graphs.install(pytest.MonkeyPatch())
     atexit.register(lambda: print(f"{recorded_graphs.Graph.replays} replays", flush=True))
-
-
-@fault
-def gpu_without_bf16() -> None:
-    resolve = training.settle.resolve_amp
-    torch.cuda.get_device_capability = lambda device: (7, 5)  # type: ignore[assignment]
-    training.settle.resolve_amp = lambda amp, group, kept: resolve(
-        amp, dataclasses.replace(group, device=torch.device("cuda", 0)), kept
-    )
 
 
 if __name__ == "__main__":

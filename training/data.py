@@ -99,13 +99,10 @@ def _train_transform(cfg: Config) -> TrainTransform:
     )
 
 
-def get_label_map(cfg: Config) -> LabelMap | None:
-    return read_label_map(cfg.label_map, cfg.numclasses, cfg.texts.get("label_map"))
-
-
 def reading(cfg: Config) -> dict[str, Any]:
     """Return the keyword arguments of data.dataset.SegmentationDataset that say how files are read."""
-    return {"label_map": get_label_map(cfg), "reader": ImageReader(**cfg.reading)}
+    label_map = read_label_map(cfg.label_map, cfg.numclasses, cfg.texts.get("label_map"))
+    return {"label_map": label_map, "reader": ImageReader(**cfg.reading)}
 
 
 def make_loader(dataset: Any, flags: LaunchFlags, group: Group, *, workers: int = -1, **batches) -> Loader:

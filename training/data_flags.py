@@ -38,16 +38,15 @@ def choose_layout(cfg: Config, group: Group) -> Config:
     """
     if not cfg.leaves_layout_open:
         return cfg
-    given = cfg.given or frozenset()
 
     def guess() -> dict[str, str]:
-        flags = {name: getattr(cfg, name) if name in given else "" for name in GUESSED}
+        flags = {name: getattr(cfg, name) if name in cfg.given else "" for name in GUESSED}
         dataset, guessed = guess_flags(Path(cfg.dataset_path), "", flags)
         return {"dataset": dataset} | {name: value for name, value in guessed.items() if value != flags[name]}
 
     choices = group.broadcast(group.run_on_rank_0(guess, "looking through --dataset_path"))
     log.info(f"found in {cfg.dataset_path}: {', '.join(f'--{name} {value}' for name, value in choices.items())}")
-    if "model_type" not in given and "pseudo" not in MAPS[choices["dataset"]]:
+    if "model_type" not in cfg.given and "pseudo" not in MAPS[choices["dataset"]]:
         choices["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
     return dataclasses.replace(cfg, **choices)
 
@@ -58,8 +57,6 @@ def choose_values(cfg: Config, group: Group, files: dict[str, Split], resumed: C
     A resumed run keeps the checkpoint's values, but measures again if --bands or --stretch changes. Raises UserError
     as choose_reading().
     """
-    if cfg.given is None:
-        return cfg
     if resumed:
         kept = {name: resumed.config[name] for name in READING if name in resumed.config and name not in cfg.given}
         cfg = dataclasses.replace(cfg, **kept)
@@ -96,10 +93,8 @@ def choose_classes(
     label cannot be read, or if --numclasses and the file of class names contradict each other.
     """
     given = cfg.given
-    if given is None:
-        return cfg, np.zeros(0)
     if resumed:
-        kept = {name: resumed.config[name] for name in CLASS_FLAGS if name not in given}
+        kept = {name: resumed.config[name] for name in CLASS_FLAGS if name in resumed.config and name not in given}
         return dataclasses.replace(cfg, **kept), np.zeros(0)
     # 1. Without reading labels: the names of the classes, or a label map.
     choices = _choose_by_files(cfg, group)
@@ -139,12 +134,11 @@ def _choose_by_files(cfg: Config, group: Group) -> dict[str, tuple[Any, str]]:
 
     Collective. Raises UserError if the file is invalid, or contradicts --numclasses.
     """
-    given = cfg.given or frozenset()
     # Broadcast rank 0's answer: ranks that see different files would call different collectives, and hang.
-    file = group.broadcast("" if "classes" in given else class_file(Path(cfg.dataset_path)))
+    file = group.broadcast("" if "classes" in cfg.given else class_file(Path(cfg.dataset_path)))
     choices: dict[str, tuple[Any, str]] = {"classes": (file, "found in --dataset_path")} if file else {}
     try:
-        names = read_classes(file or cfg.classes, cfg.numclasses if "numclasses" in given else None).names
+        names = read_classes(file or cfg.classes, cfg.numclasses if "numclasses" in cfg.given else None).names
     except UserError as error:
         raise UserError(f"{error}; to ignore the file: --classes ''" if file else str(error)) from None
     if len(names) == 2 and names[1].lower() in BACKGROUND:

@@ -1,6 +1,5 @@
 """The optimizers of --optimizer, and the parameter groups that they get."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -9,9 +8,6 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from models.segmenter import Segmenter
-from support.errors import in_one_line
-
-log = logging.getLogger("segtrain")
 
 
 class FusedSGD(SGD):
@@ -29,21 +25,11 @@ class FusedSGD(SGD):
 def make_optimizer(name: str, groups: list[dict], *, fused: bool, **options) -> Optimizer:
     """Return the optimizer "sgd" or "adamw" over parameter groups. options: arguments of torch's class.
 
-    fused: update in one kernel, as on CUDA. If that fails on this device, a warning says so, and the update takes
-    several kernels. On the CPU torch's fused SGD rounds differently, and saves less than 1 % of a step.
+    fused: update in one kernel, as on CUDA. On the CPU torch's fused SGD rounds differently, and saves less than 1 % of
+    a step.
     """
     kinds: dict[str, tuple[Callable, Callable]] = {"sgd": (SGD, FusedSGD), "adamw": (AdamW, partial(AdamW, fused=True))}
-    plain, in_one_kernel = kinds[name]
-    if fused:
-        try:
-            weight = nn.Parameter(torch.zeros(1, device=groups[0]["params"][0].device))
-            weight.grad = torch.zeros_like(weight)
-            in_one_kernel([weight], **options).step()
-            return in_one_kernel(groups, **options)
-        except RuntimeError as error:
-            reason = in_one_line(error)
-            log.warning(f"--optimizer {name}: the fused update fails here, so the slower one is used: {reason}")
-    return plain(groups, **options)
+    return kinds[name][fused](groups, **options)
 
 
 def _start_momentum(optimizer: Optimizer, *_) -> None:

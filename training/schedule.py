@@ -71,7 +71,8 @@ class Schedule:
 
     def validates_step(self, state: TrainState) -> bool:
         """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
-        return _is_due(state.step, self.cfg.val_step_frequency) and state.validated != state.step
+        is_due = _is_due(state.step, self.cfg.val_step_frequency) and state.epoch >= self.cfg.val_start_epoch
+        return is_due and state.validated != state.step
 
     def validates_epoch(self, state: TrainState) -> bool:
         """Return whether a validation is due after the epoch that has just been trained."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from support.best_score import class_label
 from support.labels import IGNORE
+from support.terminal import display_width, padded
 
 # Scores of a segmentation by name, as scores() returns them; Evaluation adds "images" and "miou_ci".
 Scores: TypeAlias = dict[str, Any]
@@ -143,13 +144,14 @@ def table(scores: Scores, class_names: list[str]) -> str:
     """
     means = {"mIoU": "miou", "mean Dice": "mean_dice", "frequency-weighted IoU": "fwiou"}
     means |= {"pixel accuracy": "pixel_acc", "mean accuracy": "mean_acc"}
-    first = max(map(len, (*class_names, *means)))
+    titles = ["class", *class_names, *means]
+    aligned = dict(zip(titles, padded(titles), strict=True))
 
     def line(name: str, *values: float | str | None) -> str:
         texts = ["-" if v is None else v if isinstance(v, str) else f"{100 * v:.2f}" for v in values]
-        return f"  {name:<{first}}" + "".join(f"{text:>{w}}" for text, w in zip(texts, (8, 8, 8, 11), strict=False))
+        return f"  {aligned[name]}" + "".join(f"{text:>{w}}" for text, w in zip(texts, (8, 8, 8, 11), strict=False))
 
-    rule = "  " + "-" * (first + 35)
+    rule = "  " + "-" * (display_width(aligned["class"]) + 35)
     lines = [line("class", "IoU", "Dice", "acc", "precision"), rule]
     unknown = [None] * len(class_names)  # of dice in metrics.jsonl of an earlier version
     columns = (scores["iou"], scores.get("dice", unknown), scores["acc"], scores["precision"])

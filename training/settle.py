@@ -114,10 +114,12 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
         run_folder = None
     named, is_named = Path(cfg.logdir, cfg.name), not cfg.typed.isdisjoint(("logdir", "name"))
     if run_folder and cfg.resume != "auto" and is_named and run_folder.resolve() != named.resolve():
-        messages.log_other_place(run_folder, named)
+        remedy = "add --reset_data_offset to start a new run there from step 1"
+        log.info(f"the run goes on in {run_folder}, not in {named}: {remedy}")
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)  # with "auto", rank 0 has read it already
-        messages.log_resume(path, resumed)
+        where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
+        log.info(f"resuming {path}: {where}")
     return run_folder, resumed
 
 
@@ -158,7 +160,7 @@ def take_recipe(
 
     files: the training data. shares: see choose_classes(). A resumed run keeps the checkpoint's values.
     """
-    given = RECIPE_FLAGS if cfg.given is None else cfg.given
+    given = cfg.given
 
     def choose() -> dict[str, tuple[Any, str]]:
         if resumed:

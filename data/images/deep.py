@@ -23,6 +23,7 @@ import_extra = partial(shell.import_extra, extra="tiff", feature="TIFF of more t
 MAX_BYTES = 2**32  # of a PNG file
 END_OF_PNG = b"IEND\xaeB`\x82"
 ORIENTATION, NODATA = 274, 42113  # tags of TIFF; the second one is GDAL's
+MODES = ("L", "LA", "RGB", "RGBA")  # PIL's modes of 8 bits whose values are read as they are; others become RGB
 PALETTE = 3  # a value of the tag PhotometricInterpretation
 
 
@@ -61,7 +62,7 @@ def read_values(path: Path) -> tuple[np.ndarray, float | None]:
             values, turn = _read_png(path), files.orientation(image)
             return _upright(values, turn), None
         files.turn_upright(image)
-        values = np.array(image if image.mode in ("L", "LA", "RGB", "RGBA") else image.convert("RGB"))
+        values = np.array(image if image.mode in MODES else image.convert("RGB"))
     return values.reshape(*values.shape[:2], -1), None
 
 

@@ -138,8 +138,9 @@ def choose_reader(paths: Paths, images: list[Path], others: list[Path], counts: 
     with ThreadPool(NUM_THREADS) as pool:
         bar = progress_bar(pool.map(is_readable, some), total=len(some), title="looking at images", unit="image")
         readable = [path for path, is_whole in zip(some, bar, strict=True) if is_whole]
-        train = [path for path in readable if path in set(images)]
-        val = [path for path in readable if path not in set(images)]
+        of_train = set(images)
+        train = [path for path in readable if path in of_train]
+        val = [path for path in readable if path not in of_train]
         choices, warnings = choose_reading(train, val, given, pool.map) if train else ({}, [])
     counts.notes += [f"images are read with {describe(choices)}"] if choices else []
     counts.notes += warnings

@@ -48,7 +48,10 @@ def _choices(counts: Counts) -> dict[str, tuple[Any, str]]:
     device, memory = CPU, 0.0
     if torch.cuda.is_available():
         device, memory = CUDA, torch.cuda.get_device_properties(0).total_memory / 2**30
-    sizes, num_train = counts.image_sizes, counts.images[counts.splits[0]] + counts.repeats
+    num_train, sizes = counts.images[counts.splits[0]] + counts.repeats, list[tuple[int, int]]()
+    for size, number in counts.train_sizes.items():
+        width, height = map(int, size.split("x"))
+        sizes += [(height, width)] * number
     large, _ = large_images(sizes, device.crop_size)
     options: dict = {"memory": memory, "large": large}
     options["class_names"] = [row.name for row in counts.classes] if counts.class_file else []

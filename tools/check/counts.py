@@ -29,7 +29,8 @@ class Counts:
     """A data set in numbers; fill_in() fills in the fields with defaults.
 
     images: {split: number}. labels: {split: {"mask", "scribble" or "pseudo": number of files}}. sizes: {"WIDTHxHEIGHT":
-    number of images}, most frequent first. ignored: {split: share of label pixels that are 255}.
+    number of images}, most frequent first. train_sizes: the same of the training split alone. ignored: {split: share of
+    label pixels that are 255}.
     flags: {name: value} of the data flags that are set or guessed. given: {name: value} of those that the user set,
     with --dataset, --numclasses and --classes; train.py guesses the others alike. splits: names of the
     training and the validation split. class_file: preset or file of the class names, "" for none. repeats: lines of the
@@ -48,15 +49,10 @@ class Counts:
     images: dict[str, int] = field(default_factory=dict)
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    train_sizes: dict[str, int] = field(default_factory=dict)
     ignored: dict[str, float] = field(default_factory=dict)
     classes: list[ClassRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def image_sizes(self) -> list[tuple[int, int]]:
-        """Return the (height, width) of each image."""
-        pairs = ((tuple(map(int, size.split("x")))[::-1], number) for size, number in self.sizes.items())
-        return [(height, width) for (height, width), number in pairs for _ in range(number)]
 
     @property
     def has_strokes(self) -> bool:
@@ -73,8 +69,8 @@ class Counts:
         masks = [set(item.labels["mask"].values) for item in facts if "mask" in item.labels]
         if any(mask - {0, IGNORE} for mask in masks) and (few := masks.count({0, IGNORE})):
             self.notes.append(f"{few} of {len(masks)} masks hold only 0 and 255 (ignored): is 255 an object there?")
-        sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if item.image.is_readable)
-        self.sizes = dict(sizes.most_common())
+        self.sizes = _count_sizes(facts)
+        self.train_sizes = _count_sizes([item for item in facts if self.splits[0] in item.splits])
         self.num_classes = len(names)
         self.classes = [ClassRow(number, name) for number, name in enumerate(names)]
         for split in splits:
@@ -88,3 +84,9 @@ class Counts:
             for row in self.classes:
                 row.pixels[split] = sum(values.get(row.number, 0) for values in maps)
                 row.images[split] = sum(row.number in values for values in maps)
+
+
+def _count_sizes(facts: list[Sample]) -> dict[str, int]:
+    """Return {"WIDTHxHEIGHT": number of images}, most frequent first."""
+    sizes = Counter("{1}x{0}".format(*item.image.size) for item in facts if item.image.is_readable)
+    return dict(sizes.most_common())

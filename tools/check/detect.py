@@ -2,7 +2,6 @@
 
 import itertools
 from collections import defaultdict
-from difflib import SequenceMatcher
 
 from data.classes import Classes
 from data.label_check import objects_as_255
@@ -115,15 +114,9 @@ def check_classes(counts: Counts, findings: Findings) -> None:
 
 def _is_slip(one: str, other: str) -> bool:
     """Return whether names differ by one letter at most, whatever its case: one is left out, added or another."""
-    if abs(len(one) - len(other)) > 1:  # saves time with hundreds of classes
-        return False
-    pair = one.casefold(), other.casefold()
-    steps = [step for step in SequenceMatcher(None, *pair, autojunk=False).get_opcodes() if step[0] != "equal"]
-    apart = [(one[i:j], other[k:m]) for _, i, j, k, m in steps]
-    is_number = any(text.isdigit() for texts in apart for text in texts)
-    return (
-        len(steps) <= 1
-        and all(max(map(len, texts)) == 1 for texts in apart)
-        and not is_number
-        and min(map(len, pair)) > 2
-    )
+    short, long = sorted((one.casefold(), other.casefold()), key=len)
+    at = next((at for at, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    replaced = int(len(short) == len(long))
+    differing = short[at : at + replaced] + long[at : at + 1]
+    is_number = any(map(str.isdigit, differing))  # "lane 1" and "lane 2" are two classes
+    return len(short) > 2 and short[at + replaced :] == long[at + 1 :] and not is_number

@@ -4,6 +4,7 @@ import re
 
 from flags import as_words
 from support.errors import shortened
+from support.terminal import padded
 from tools.check.counts import Counts
 from tools.check.rules import Findings
 
@@ -51,9 +52,8 @@ def _class_table(counts: Counts) -> list[str]:
     for row in counts.classes:
         cells = [(f"{row.pixels[split] / total:.2%}", str(row.images[split])) for split, total in totals.items()]
         table.append([str(row.number), row.name, *sum(cells, ())])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    alignments = "><".ljust(len(widths), ">")  # "<": the name
-    return ["  " + "  ".join(map("{:{}{}}".format, row, alignments, widths)).rstrip() for row in table]
+    columns = [padded(cells, to_right=cells[0] != "name") for cells in zip(*table, strict=True)]
+    return ["  " + "  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _stroke_lines(counts: Counts) -> list[str]:

@@ -8,7 +8,6 @@ Each run is a folder that train.py wrote. The best one comes first: by the mIoU,
 import os
 import shutil
 import sys
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from flags.reader import FlagReader
 from support import program
 from support.errors import shortened
 from support.files import check_file, write_atomic
-from support.terminal import escaped, say
+from support.terminal import display_width, padded, say
 from tools.compare.page import MARK, page
 from tools.compare.runs import Run, find_runs, read_run, value_text
 
@@ -58,27 +57,15 @@ def differing_flags(runs: list[Run]) -> dict[str, list[str]]:
 
 def table_lines(names: list[str], columns: dict[str, list[str]], width: int) -> list[str]:
     """Return a table as lines of text. Columns that do not fit follow below, beside the names again."""
-    first = padded(["run", *names])
+    first = padded([shortened(text, MAX_CELL) for text in ("run", *names)])
     blocks = [[first]]
     for title, cells in columns.items():
-        column = padded([title, *cells], to_right=title != "state")
+        column = padded([shortened(text, MAX_CELL) for text in (title, *cells)], to_right=title != "state")
         if len(blocks[-1]) > 1 and sum(display_width(texts[0]) + 2 for texts in (*blocks[-1], column)) - 2 > width:
             blocks.append([first])
         blocks[-1].append(column)
     tables = [["  ".join(texts).rstrip() for texts in zip(*block, strict=True)] for block in blocks]
     return [line for table in tables for line in (*table, "")]
-
-
-def padded(texts: list[str], *, to_right: bool = False) -> list[str]:
-    """Return the texts, shortened and then filled with spaces to one width."""
-    texts = [escaped(shortened(text, MAX_CELL)) for text in texts]
-    spaces = [" " * (max(map(display_width, texts)) - display_width(text)) for text in texts]
-    return [space + text if to_right else text + space for text, space in zip(texts, spaces, strict=True)]
-
-
-def display_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes: Chinese characters take two."""
-    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
 def main(argv: list[str] | None = None) -> None:

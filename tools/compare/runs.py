@@ -63,7 +63,8 @@ def read_run(folder: Path, name: str) -> Run:
 
     def score(line: dict) -> float:
         names = [str(number) for number in range(len(line.get("iou") or []))]
-        return deciding_score(line, names, int(background) if background.isdecimal() else None)[1]
+        _, value = deciding_score(line, names, int(background) if background.isdecimal() else None)
+        return value if _is_number(value) else -1.0
 
     best = max((line for line in lines if _is_number(line.get("miou"))), key=score, default=None)
     rates = [rate for _, rate in _curve(lines, "images_per_s")]

@@ -83,7 +83,7 @@ def read_splits(folder: Path | None, images: Collection[str], faults: list[str])
 def read_value(record: object, key: str, kind: type | tuple[type, ...], where: str) -> Any:
     """Return record[key]; raise InputError, naming `where`, if there is none or it is not of the type `kind`."""
     value = record.get(key) if isinstance(record, dict) else None
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    if not isinstance(value, kind) or isinstance(value, bool):
         raise InputError(f"{where}: {key!r} is missing or invalid")
     return value
 

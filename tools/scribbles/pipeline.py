@@ -115,7 +115,7 @@ def run_steps(args: PipelineFlags) -> None:
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
                         f"strokes from: {shell.document('docs/scribbles.md')} describes the folders")  # fmt: skip
     scribbles, folder = (data / SCRIBBLES, data / SCRIBBLES) if drawn else (work / "strokes", masks)
-    given, paths = cfg.given or frozenset(), {name: getattr(cfg, name) for name in PATHS}
+    given, paths = cfg.given, {name: getattr(cfg, name) for name in PATHS}
     splits = [
         find_split(data, "Dense", split, {"label": str(folder)}, **paths) for split in (cfg.train_split, cfg.val_split)
     ]
@@ -236,7 +236,7 @@ def read_flags(flags: list[str], data: Path) -> tuple[list[str], Config]:
     """
     refuse(flags, OWN, "train.py")
     cfg, file = parse_flags([*flags, "--dataset_path", str(data)]), data / "classes.txt"
-    given = cfg.given or frozenset()
+    given = cfg.given
     if file.is_file():
         values = {"numclasses": len(read_classes(str(file), None).names), "classes": file}
         if given & set(values) and cfg.numclasses != values["numclasses"]:

@@ -56,7 +56,7 @@ from torch import Tensor
 
 from data.dataset import SegmentationDataset
 from data.images.reader import ImageReader
-from data.layout import LISTS, SCRIBBLES, Split
+from data.layout import Split, has_voc_layout
 from distributed.group import Group
 from flags import Config
 from inference.predictor import Predictor
@@ -123,7 +123,7 @@ def find_images(folder: Path, cfg: Config, flags: SuggestFlags) -> SegmentationD
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name a data set in VOC's layout, or a folder of photos")
-    if flags.train_path or any((folder / name).is_dir() for name in (SCRIBBLES, *LISTS)):
+    if flags.train_path or has_voc_layout(folder):
         cfg = dataclasses.replace(cfg, dataset_path=str(folder), train_path="")  # not the strokes of the training
         return label_folder.find_scribbles(cfg, flags.split or cfg.train_split, flags.train_path)
     return SegmentationDataset(Split({"image": folder}), cfg.numclasses, reader=ImageReader(**cfg.reading))

@@ -8,7 +8,6 @@ from support.terminal import say
 from training.record.best_effort import BestEffort
 
 log = logging.getLogger("segtrain")
-every_rank = logging.getLogger("segtrain.every_rank")
 
 
 class _TerminalHandler(logging.Handler):
@@ -44,13 +43,10 @@ class LineFormatter(logging.Formatter):
 def start_logging(level: str, *, is_main: bool) -> None:
     """Print lines of the logger "segtrain" from this level (--log_level) on, on rank 0 only.
 
-    Lines of "segtrain.every_rank" are printed on every rank. A second call replaces the handlers of the first.
+    A second call replaces the handlers of the first.
     """
     terminal = _TerminalHandler(level)
     terminal.setFormatter(LineFormatter())
     log.propagate = False
     log.setLevel(logging.DEBUG if is_main else logging.CRITICAL)
-    every_rank.setLevel(logging.DEBUG)
-    log.handlers, every_rank.handlers = [], []
-    (log if is_main else every_rank).addHandler(terminal)
-    every_rank.propagate = is_main
+    log.handlers = [terminal]

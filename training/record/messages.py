@@ -17,8 +17,8 @@ from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
 from support.shell import python_command, quoted
+from support.terminal import say
 from training.checkpoint import step_of
-from training.checkpoint_content import Checkpoint
 from training.plan import Plan
 from training.record.best_effort import BestEffort
 from training.record.folder import REPORT
@@ -39,23 +39,13 @@ def log_launch(cfg: Config, group: Group) -> None:
     place = f"rank {group.rank}, local rank {group.local_rank}, world size {group.world_size}, device {group.device}, "
     place += "one process " if group.backend and group.world_size == 1 else ""
     place += f"in a group ({group.backend})" if group.backend else "no process group"
-    logging.getLogger("segtrain.every_rank").log(logging.INFO if group.backend else logging.DEBUG, place)
+    log.log(logging.INFO if group.backend else logging.DEBUG, place)
+    if not group.is_main and cfg.log_level != "WARNING":  # its logger is silent
+        say(place)
     if group.backend and cfg.distributed is None:
         log.debug(f"joining the process group of {group.launcher}; with --no_distributed this process trains alone")
     for note in cfg.notes:
         log.info(note)
-
-
-def log_resume(path: Path, saved: Checkpoint) -> None:
-    """Log which checkpoint a run continues from, and where it stands."""
-    log.info(f"resuming {path}: epoch {saved.epoch + 1}, {saved.samples} samples into it, step {saved.step}")
-
-
-def log_other_place(place: Path, chosen: Path) -> None:
-    """Log that a resumed run stays in its folder, not in the one that --logdir and --name say."""
-    log.info(
-        f"the run goes on in {place}, not in {chosen}: add --reset_data_offset to start a new run there from step 1"
-    )
 
 
 def log_start(
@@ -115,8 +105,8 @@ def log_schedule(schedule: Schedule) -> None:
     product += f" x {cfg.accum_steps} (--accum_steps)" if cfg.accum_steps > 1 else ""
     product += f" x {sampler.num_replicas} processes" if sampler.num_replicas > 1 else ""
     lengths = ("epochs", "max_steps", "warmup_epochs")
-    set_by_user = [f"--{name}" for name in lengths if name in (cfg.given or lengths)]
-    is_short = schedule.total_steps < FEW_STEPS and not schedule.is_resumed
+    set_by_user = [f"--{name}" for name in lengths if name in cfg.given]
+    is_short = schedule.total_steps < FEW_STEPS and bool(set_by_user) and not schedule.is_resumed
     log.log(
         logging.WARNING if is_short else logging.INFO,
         f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "

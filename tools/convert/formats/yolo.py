@@ -39,7 +39,7 @@ def read(source: Source) -> None:
         files, shapes = images.get(key, []), []
         if len(files) != 1:
             raise InputError(f"{path}: {len(files) or 'no'} image(s) of its name; name their folder: --images DIR")
-        for number, (value, points) in enumerate(_read_lines(path), 1):
+        for number, value, points in _read_lines(path):
             name = names.get(value, f"class {value}" if names else str(value))
             shapes.append(Shape(name, f"{path} line {number} ({name})", points))
         split = next(filter(None, map(split_in, key[:-1])), "")
@@ -98,21 +98,22 @@ def _label_files(source: Path, images: dict[Key, list[Path]]) -> list[tuple[Key,
     ]
 
 
-def _read_lines(path: Path) -> list[tuple[int, list[str]]]:
-    """Return (class number, coordinates) of each line of a label file.
+def _read_lines(path: Path) -> list[tuple[int, int, list[str]]]:
+    """Return (line number, class number, coordinates) of each line of a label file that is not blank.
 
     Raises InputError if one is neither a polygon nor empty. Tools write a single point, or a box without area, for a
     mask that is too thin for a polygon: these are empty.
     """
-    lines = [line.split() for line in read_text(path, MAX_BYTES).splitlines() if line.strip()]
     polygons = []
-    for number, words in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, MAX_BYTES).splitlines(), start=1):
+        if not (words := line.split()):
+            continue
         value = whole_number(words[0])
         if value is None or value < 0 or len(words) < 3 or len(words) % 2 == 0:
             raise InputError(f"{path} line {number}: expected a class number, then x y of each point: skipped")
         if len(words) == BOX and not any(re.fullmatch(r"0*\.?0*([eE].*)?", side) for side in words[3:]):
             raise InputError(f"{path} line {number}: a box, which has no outline: skipped")
-        polygons.append((value, words[1:]))
+        polygons.append((number, value, words[1:]))
     return polygons
 
 
