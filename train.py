@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-if not __package__:  # run as a file: if PYTHONSAFEPATH is set, Python does not put this folder on sys.path
+if not __package__:  # run as a file: with PYTHONSAFEPATH, Python leaves this folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from flags import parse_flags
@@ -48,14 +48,15 @@ from training.record.samples import draw_samples
 from training.schedule import Schedule
 from training.settle import settle
 from training.state import TrainState
-from training.task import task_words
+from training.task import task_arguments
 
 log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train as the flags say. Return the exit status: 0, or STOPPED after a signal.
+    """Train as the flags say, or evaluate or predict with --task. Return the exit status: 0, or STOPPED after a signal.
 
+    predict.py returns 1 if it could not predict an image.
     argv: the command line's words; None: sys.argv.
     """
     cfg = parse_flags(argv)
@@ -63,12 +64,12 @@ def main(argv: list[str] | None = None) -> int:
         import evaluate  # imported here, since training needs neither
         import predict
 
-        return {"test": evaluate, "predict": predict}[cfg.task].main(task_words(cfg))
+        return {"test": evaluate, "predict": predict}[cfg.task].main(task_arguments(cfg))
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
         # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run encloses it,
-        # because Run logs each UserError and then adds the command that resumes the run to its message.
-        with Run(group) as run, program.explain_errors(str(group.device), messages.MORE_MEMORY):
+        # because Run logs each error, and adds the command that resumes the run to the message of a UserError.
+        with Run(group) as run, program.explain_errors(str(group.device), messages.OUT_OF_MEMORY_ADVICE):
             plan = settle(cfg, group)  # reads flags, files and checkpoint; no flag changes afterwards
             trainer = build(plan, group, run)
             del plan  # frees the start weights, or the checkpoint's weights and optimizer state
@@ -91,19 +92,21 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # A resumed run scales --lr relative to the global batch of its first start, which the checkpoint holds.
+    # Schedule scales --lr by --lr_scaling. If a resumed run has another global batch than at its first start, it also
+    # scales --lr by their ratio. The checkpoint holds the first one.
     schedule = Schedule(cfg, train_loader.sampler, plan.resumed)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
     # This loads the checkpoint of a resumed run into model and optimizer.
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
-    # Open the folder only now, so that a failure above leaves none behind. In a resumed run's folder, this renames
-    # later checkpoints to *.old and deletes later metrics. Without a best.pt there, it resets the state's best score.
+    # Open the folder only now, so that a failure above leaves none behind. If the run continues in its folder, open()
+    # renames the checkpoints of later steps than state.step to *.old, and deletes the metrics of these steps. If no
+    # best.pt is left, it resets state.best_score, so that the next validation writes one.
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
-    run.show_samples(lambda: draw_samples(cfg, train_loader, plan.classes))
+    run.write_samples(lambda: draw_samples(cfg, train_loader, plan.classes))  # rank 0 of a new run draws augmented.jpg
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
-    # All ranks must start with equal weights. state.samples counts from 0 in each epoch: above 0, the checkpoint is
-    # from mid-epoch and gives each rank its own batch-norm statistics, so these are not compared.
-    rank_checks.check_weights(group, raw_model, buffers_averaged=state.samples == 0)
+    # All ranks must start with equal weights. A checkpoint from mid-epoch (samples > 0) restores each rank's own
+    # batch-norm statistics, so compare those only at the start of an epoch.
+    rank_checks.check_weights(group, raw_model, buffers_averaged=(state.samples == 0))
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
 
@@ -133,11 +136,11 @@ class Trainer:
                 self.close_epoch()
         except Stopped as stop:  # all ranks raise it at the same step, so their checkpoint is consistent
             run.save(state)  # to last.pt, which every save writes
-            run.writer.wait()
+            run.writer.wait()  # checkpoints are written in the background
             messages.log_stop(self.cfg, run.folder, state, self.group, stop)
             return STOPPED
-        run.writer.wait()  # the last checkpoint is written in the background
-        messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.best_effort)
+        run.writer.wait()
+        messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.warn_on_error)
         return 0
 
     def train_one_epoch(self) -> None:
@@ -146,17 +149,18 @@ class Trainer:
         Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
         """
         cfg, run, state, schedule = self.cfg, self.run, self.state, self.schedule
-        # A resumed run skips what it has seen. The sampler then knows how many steps of the epoch are left.
+        # Choose the epoch's order, as DistributedSampler.set_epoch() does, and skip the samples that a resumed run has
+        # seen. The sampler then knows how many steps of the epoch are left.
         self.train_loader.sampler.set_position(state.epoch, state.samples)
         # A step takes --accum_steps batches of the loader. --max_steps may end the run before the loader ends.
         num_steps, title = schedule.steps_left_in_epoch(state), messages.epoch_title(cfg, state)
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.enter_train_mode()
-        for micro_batches in run.metrics.steps(steps, total=num_steps, title=title):
-            # If the last step made a validation due, validate before the next step. A resumed run enters the loop here,
-            # so it repeats a validation that a signal stopped. close_epoch() validates after the epoch's last step.
+        for micro_batches in run.metrics.watch(steps, total=num_steps, title=title):
+            # Validate after the previous step, if due. This is not at the end of the loop, because a signal may stop
+            # the validation: the resumed run begins here, and repeats it. After the last step, close_epoch() validates.
             if schedule.validates_step(state):
-                state.average_statistics(self.group)  # so that all ranks score one model
+                state.average_batch_norm(self.group)  # all ranks must score and save one model
                 score_line, is_best = self.validate()
                 log.info(f"{title}, step {state.step}: {score_line}")
                 if is_best:
@@ -181,7 +185,7 @@ class Trainer:
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
         group.note(f"step {state.step + 1}")  # if this rank hangs, the other ranks' error names this step
-        # 1. Sum the divisors: each loss is divided by its count in the global batch, such as labelled pixels. A mean
+        # 1. Get the divisors. Each loss is divided by its count, such as labelled pixels, in the global batch: a mean
         # per rank would give a pixel more weight on a rank with fewer labelled pixels. If a rank got a signal, this
         # call raises Stopped on all ranks, before any of them has changed its weights in this step. The counts are in
         # CPU memory and summed by gloo, so nothing here waits for the GPU.
@@ -189,8 +193,8 @@ class Trainer:
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        # progress: 0 to 1; the CRF loss grows with it. steps_done() is not state.step, because a resumed run may have
-        # another batch size, and total_steps counts steps of the present one.
+        # progress: 0 to 1; the CRF loss grows with it. total_steps counts steps of today's batch size. A resumed run
+        # may have had another, so use steps_done() and not state.step.
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
         # parts: this rank's share of each loss in criterion.names. Shares add up over micro-batches and ranks.
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []
@@ -204,9 +208,10 @@ class Trainer:
                 # Only the model computes in low precision: the losses need more digits.
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch.image, batch.foreground)  # foreground: None unless LoRM is trained
-                # With --lorm_scope all, the features decide how many squares LoRM (models/lorm.py) sums, so `divisors`
-                # lacks this count. The criterion divides by outputs["lorm_count"] instead, so sum it over ranks. The
-                # loss must be the mean over micro-batches, so multiply the count by their number.
+                # With --lorm_scope all, the number of LoRM's terms (x - y)^2 depends on the features (models/lorm.py),
+                # so `divisors` cannot contain it. The criterion divides by outputs["lorm_count"] instead: sum it over
+                # ranks. Later micro-batches are not computed yet, so each is divided by its own number, and the loss
+                # is their mean: hence the factor.
                 if "lorm_count" in outputs:
                     outputs["lorm_count"] = group.sum(outputs["lorm_count"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
@@ -222,7 +227,7 @@ class Trainer:
         is_first = state.steps_since_start == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)
-        lr, num_images = self.schedule.lr(state), self.schedule.sampler.global_batch
+        lr, num_images = self.schedule.lr(state), self.train_loader.sampler.global_batch
         state.optimizer_step(lr, num_images)
         if is_first:
             rank_checks.check_weights(group, state.raw_model, buffers_averaged=False)
@@ -239,8 +244,8 @@ class Trainer:
 
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
-        run, state, schedule = self.run, self.state, self.schedule
-        state.average_statistics(self.group)  # of batch norm: all ranks score and save one model
+        run, state, schedule, sampler = self.run, self.state, self.schedule, self.train_loader.sampler
+        state.average_batch_norm(self.group)  # all ranks must score and save one model
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
         if schedule.validates_epoch(state):
             score_line, is_best = self.validate()
@@ -248,12 +253,12 @@ class Trainer:
             checkpoints += ["best.pt"] if is_best else []
         # Count the epoch only after its validation: if a signal stops the validation, the resumed run has no steps left
         # in this epoch, and validates again. --max_steps and --patience may end a run in mid-epoch.
-        if schedule.sampler.is_epoch_done(state.samples):
+        if sampler.is_epoch_done(state.samples):
             state.epoch, state.samples = state.epoch + 1, 0
             if schedule.saves_epoch(state):
                 checkpoints.append(epoch_file(state.epoch))
         # Collective: text() compares how long each rank waited for its loader, so every rank calls it.
-        pace = run.metrics.pace.text(schedule.sampler.global_batch, self.train_loader)
+        pace = run.metrics.pace.text(sampler.global_batch, self.train_loader)
         log.info(f"{line}, {pace}")
         run.save(state, *checkpoints)
 
@@ -264,14 +269,14 @@ class Trainer:
         """
         cfg, group, run, state, dataset = self.cfg, self.group, self.run, self.state, self.val_loader.dataset
         torch.backends.cudnn.benchmark = False  # images have many sizes: cuDNN would measure again for each
-        predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.sizes)
+        predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.window_options)
         with run.metrics.pause():  # exclude the validation from images per second
-            result = evaluate_split(predictor, self.val_loader, group, "validation", keep=report.images_to_show)
+            result = evaluate_split(predictor, self.val_loader, group, "validation", keep=report.choose_images)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
         name, score = deciding_score(result.scores, self.classes.names, cfg.background_class)
-        is_best = state.record_score(score)
-        messages.log_missed(cfg, result.scores, self.classes)
+        is_best = state.record_score(score)  # equal on all ranks, as the scores are
+        messages.log_missed_classes(cfg, result.scores, self.classes)
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
         # save() writes the report with the checkpoint, so that both are of the same step.
         predictions = report.gather_predictions(result, group) if is_best else {}

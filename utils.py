@@ -80,7 +80,7 @@ def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None
         return get_train_loader(cfg, group, files or find_training_files(cfg))
     loader = get_eval_loader(cfg, cfg.val_split, group, files)
     for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
-        Windows(size, 1.0, **cfg.sizes)  # an error here would otherwise come in the first validation
+        Windows(size, 1.0, **cfg.window_options)  # an error here would otherwise come in the first validation
     return loader
 
 
@@ -252,8 +252,8 @@ def get_state(
     state.keeps_gradients = raw_model.captured is not None
     if resumed is None:
         return state
-    is_shorter = resumed.samples > len(train_set) * cfg.repeat  # in a damaged file, although the digest is the same
-    changed = ["training list"] if resumed.listing != state.listing or is_shorter else []
+    is_beyond_end = resumed.samples > len(train_set) * cfg.repeat  # of a damaged checkpoint, if the digests are equal
+    changed = ["training list"] if resumed.listing != state.listing or is_beyond_end else []
     changed += [f"--{name}" for name in ("seed", "repeat") if resumed.config[name] != getattr(cfg, name)]
     if resumed.samples and changed and not cfg.reset_data_offset:
         raise UserError(

@@ -32,7 +32,7 @@ ROWS = {
 
 
 class PeakMemory(AbsentGPU):
-    """An absent GPU that counts the bytes of its live tensors, and the most at once (`peak`)."""
+    """An absent GPU that counts the bytes of its live tensors (`live`) and their maximum (`peak`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,9 @@ class PeakMemory(AbsentGPU):
         self.known: set[int] = set()  # ids of live storages
 
     def hold(self, values: Any, *, is_new: bool = True) -> None:
-        """Count tensors until their storages are freed. is_new: False for those made before the recording: 0 bytes."""
+        """Count tensors until their storages are freed. is_new: False for arguments of
+        an operation: those not counted yet were made before the recording, and count as 0 bytes.
+        """
         for value in tree_leaves(values):
             if isinstance(value, Tensor) and value.is_meta and id(value.untyped_storage()) not in self.known:
                 storage = value.untyped_storage()

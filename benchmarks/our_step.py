@@ -77,11 +77,12 @@ def make_trainer(cfg: Config, group: Group) -> train.Trainer:
     run = SimpleNamespace(metrics=Metrics(group), writer=SimpleNamespace(check=lambda: None))
     run.metrics._bar = mock.MagicMock()
     sampler = SimpleNamespace(global_batch=cfg.batchsize * cfg.accum_steps * group.world_size)
-    schedule = SimpleNamespace(lr=lambda state: cfg.lr, steps_done=lambda state: 1.0, total_steps=1, sampler=sampler)
+    schedule = SimpleNamespace(lr=lambda state: cfg.lr, steps_done=lambda state: 1.0, total_steps=1)
     state.steps_since_start = 1  # a process's first step compares the ranks
     state.model.train()
     parts: list = [cfg, group, run, state, criterion, schedule]
-    return train.Trainer(*parts, train_loader=None, val_loader=None, classes=None)  # type: ignore[arg-type]
+    loader = SimpleNamespace(sampler=sampler)
+    return train.Trainer(*parts, train_loader=loader, val_loader=None, classes=None)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -94,7 +95,7 @@ def pixel_kernel_on() -> Iterator[None]:
         return
 
     grid = mock.MagicMock()
-    grid.__getitem__.return_value = lambda *args, **sizes: None  # a mock would keep the tensors alive
+    grid.__getitem__.return_value = lambda *args, **sizes: None  # a MagicMock would keep its arguments alive
     with (
         mock.patch.object(pixel_kernel, "_pixels", grid),
         mock.patch.object(criterion_module, "find_kernel", return_value=pixel_kernel.run),

@@ -89,7 +89,7 @@ class Split:
 
 
 def has_voc_layout(root: Path) -> bool:
-    """Return whether a folder has the lists or the scribbles of VOC's layout, so it is not in plain folders."""
+    """Return whether a data set has VOC's layout: a folder of its lists or scribbles. Plain folders have neither."""
     return any((root / name).is_dir() for name in (SCRIBBLES, *LISTS))
 
 

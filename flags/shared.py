@@ -106,7 +106,7 @@ class ImageFlags:
         check_reading(self.bands, self.value_range)
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def window_options(self) -> dict[str, Any]:
         """Return the keyword arguments of inference.predictor.Predictor that these flags set."""
         return {"long_side": self.long_side, "window": self.window, "stride_rate": self.stride_rate}
 

@@ -100,9 +100,9 @@ class Outputs:
 
 
 def _state(file: Path) -> list[int]:
-    """Return a file's size and time of change; [] if it cannot be found, as a link that leads nowhere."""
+    """Return a file's size and time of change; [] if there is no such file, as behind a broken link."""
     try:
         state = os.stat(file)
-    except OSError:  # reading the image will name the file
+    except OSError:  # the image is read later, and that error names the file
         return []
     return [state.st_size, state.st_mtime_ns]

@@ -48,7 +48,7 @@ def describe_protocol(cfg: Config, weights: str, scales: Sequence[float] = (1.0,
     return f"{weights} weights, {size}, {scale}, {windows}{mirrored}{precision}"
 
 
-def images_to_show(counts: np.ndarray) -> list[int]:
+def choose_images(counts: np.ndarray) -> list[int]:
     """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
 
     counts: see Evaluation.
@@ -65,9 +65,9 @@ def images_to_show(counts: np.ndarray) -> list[int]:
 def gather_predictions(result: Evaluation, group: Group) -> dict[int, bytes]:
     """Return {index: PNG of the prediction} of the images to show, by rising mIoU, on every rank. Collective.
 
-    result: from evaluate_split(keep=images_to_show).
+    result: from evaluate_split(keep=choose_images).
     """
-    chosen = images_to_show(result.counts)
+    chosen = choose_images(result.counts)
     shares = group.gather([result.pngs.get(index) for index in chosen])
     return {index: next(filter(None, pngs)) for index, *pngs in zip(chosen, *shares, strict=True)}
 

@@ -188,7 +188,7 @@ class TrainedModel:
     def settings(self, flags: InferenceFlags) -> dict[str, Any]:
         """Return all that predictions depend on, {name: value}: the settings of an output folder."""
         names = ("model_type", "stride_in_1x1", "amp")
-        own = {name: getattr(self.cfg, name) for name in names} | self.cfg.sizes | self.cfg.reading
+        own = {name: getattr(self.cfg, name) for name in names} | self.cfg.window_options | self.cfg.reading
         own |= inference_settings(flags)
         colours = self.classes.colours[: self.cfg.numclasses].tolist()
         return {"checkpoint": sha256(self.path), "weights": flags.weights, **own, "colours": colours}
@@ -197,7 +197,7 @@ class TrainedModel:
         """Return a Predictor of the model at the sizes of `cfg`. settings: scales and flip, as in Predictor."""
         cfg, model = self.cfg, self.model(weights, device)
         amp = resolve(cfg.amp, device)
-        settings |= cfg.sizes | {"source": f"{self.path} with ", "reader": ImageReader(**cfg.reading)}
+        settings |= cfg.window_options | {"source": f"{self.path} with ", "reader": ImageReader(**cfg.reading)}
         return Predictor(model, batch_size=cfg.val_batchsize, amp=amp, **settings)
 
 

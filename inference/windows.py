@@ -18,11 +18,11 @@ def window_starts(size: int, window: int, stride: int) -> list[int]:
 class Windows:
     """Windows over a batch of images at one scale, and the scores that a model's logits of them give.
 
-    out: (height, width) of the image before scaling by `scale`; the other arguments are as in Predictor. Raises
+    Arguments: out: (height, width) of the image before scaling by `scale`; the others are as in Predictor. Raises
     UserError if the windows have so many pixels that memory may run out.
-    window: (height, width) of a window. tops, lefts: first row and column of the windows in the padded image. size:
-    (height, width) of the scaled image before padding by `offset` pixels at the top and left. predicted: yields the
-    logits of each row of windows, from the top.
+    Attributes: window: (height, width) of a window. tops, lefts: first row and column of the windows in the padded
+    image. size: (height, width) of the scaled image before padding by `offset` pixels at the top and left. predicted:
+    yields the logits of each row of windows, from the top.
     """
 
     predicted: Iterator[Tensor]

@@ -52,8 +52,8 @@ class Criterion:
         # The losses need more digits than bf16 and fp16 have.
         logits = logits if logits.dtype == torch.float64 else logits.float()
         outputs = outputs | {"logits": logits}  # a new dict: the caller's keeps its own type
-        # A count of 0 means that no pixel has a label, and the sum is 0 too; or that LoRM has divided its sum already
-        # (LoRMTerm). Dividing by 1 is right for both.
+        # A count of 0 means that no pixel has a label, and the sum is 0 too; or that LoRMTerm.sum() has divided by
+        # outputs["lorm_count"]. Dividing by 1 is right for both.
         safe_divisors = {name: divisor or 1.0 for name, divisor in zip(self.names, divisors, strict=True)}
         scales = {name: weight / safe_divisors[name] for name, weight in self._weights_at(progress).items()}
         # Autograd adds up the logits' gradients in the order of these lines; another order would round differently.

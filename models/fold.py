@@ -81,7 +81,7 @@ def _folds_exactly(network: TimmBackbone | CustomNetwork) -> bool:
         return _timm_folds_exactly(network.name, network.output_stride)
     try:
         return _same_if_folded(copy.deepcopy(network).cpu().float())
-    except Exception:  # of any class: it is the user's code, which may use what folded convolutions lack
+    except Exception:  # of any class: the user's code may read attributes that folded convolutions lack
         return False
 
 

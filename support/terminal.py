@@ -29,7 +29,7 @@ def escaped(text: str) -> str:
 
 
 def padded(texts: Iterable[str], *, to_right: bool = False) -> list[str]:
-    """Return the cells of a table's column: the texts, escaped, with spaces that make them equally wide."""
+    """Return the cells of a table's column, escaped and filled with spaces to one width. to_right: align them there."""
     texts = list(map(escaped, texts))
     spaces = [" " * (max(map(display_width, texts)) - display_width(text)) for text in texts]
     return [space + text if to_right else text + space for text, space in zip(texts, spaces, strict=True)]

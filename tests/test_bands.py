@@ -200,10 +200,6 @@ def test_an_image_of_one_value_is_said_and_a_band_of_one_value_stops(tmp_path):
     path = write(tmp_path / "nan.tif", np.full((*SIZE, 1), np.nan, np.float32))
     with refused("the band for red has only NaN, infinite or nodata values in 1 image(s): choose"):
         choose_reading([path], [], NOT_SET)
-    mostly = np.zeros((*SIZE, 1), np.uint16)
-    mostly[0, 0] = 70
-    path = write(tmp_path / "mostly.tif", mostly)  # both percentiles are 0, so the least and the largest value count
-    assert choose_reading([path], [], NOT_SET)[0]["value_range"][0] == (0.0, 70.0)
 
 
 @pytest.mark.parametrize(("bands", "chosen"), [(1, None), (2, (1, 2, 2)), (3, None), (4, (1, 2, 3)), (8, (1, 2, 3))])
@@ -328,30 +324,9 @@ def test_without_the_package_the_command_that_installs_it_is_named(tmp_path, mon
         any_header(path)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"bands": "1 2"}, "--bands 1 2: give one band or three"),
-        ({"bands": "0"}, "--bands 0: must be at least 1"),
-        ({"value_range": "5 5"}, "--value_range 5 5: give LOW and a larger HIGH"),
-        ({"value_range": "0 1 2 3"}, "--value_range 0 1 2 3: give LOW and a larger HIGH, or three such pairs"),
-        ({"value_range": "0 inf"}, "must be a finite number"),
-        ({"stretch": "98 2"}, "--stretch 98 2: give a low and a higher percentile"),
-        ({"stretch": "2"}, "--stretch 2: give a low and a higher percentile"),
-    ],
-)
-def test_wrong_flags(given, said):
-    more = [word for name, value in given.items() for word in (f"--{name}", *value.split())]
-    with refused(said):
-        parse_flags([*words(dataset_path="x"), *more])
-
-
 def test_commas_between_numbers():
     cfg = parse_flags([*words(dataset_path="x"), "--bands", "4,3,2", "--value_range", "0,1.5"])
     assert (cfg.bands, cfg.value_range) == ((4, 3, 2), (0, 1.5))
-    for wrong in ("4,,2", "4, 3 2"):
-        with refused("--bands: '"):
-            parse_flags([*words(dataset_path="x"), "--bands", wrong])
 
 
 BANDS = [5, 1, 3]

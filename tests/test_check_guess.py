@@ -135,21 +135,11 @@ def test_pipes_among_labels_are_named_and_boxes_of_voc_are_no_masks(tmp_path):
         check(tmp_path / "voc")
 
 
-def test_a_folder_without_splits_is_checked_and_split(tmp_path, capsys):
-    for name in ("a", "b", "c"):
-        put(tmp_path / f"images/{name}.png", picture(name))
-        put(tmp_path / f"labels/{name}.png", label(0, 1, 2))
-    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
-    assert words == [str(tmp_path), "--val", "0.2", "--label_path", "labels"]
-    counts, findings = check(tmp_path)
-    assert [row.pixels["all"] for row in counts.classes] == [3 * 22 * 48, 3 * 21 * 48, 3 * 21 * 48]
-    assert [(finding.code, finding.notes) for finding in findings.sorted()] == [("no-split", ["no train and no val"])]
-
-
 @pytest.mark.parametrize(
     ("image", "mask", "flags"),
     [
         ("imagesTr/{}_0000.png", "labelsTr/{}.png", "--image_path imagesTr --label_path labelsTr --image_suffix _0000"),
+        ("images/{}.png", "labels/{}.png", "--label_path labels"),
         ("images/{}.jpg", "mask/{}.png", "--label_path mask"),
         ("JPEGImages/{}.jpg", "Annotations/{}.png", "--image_path JPEGImages --label_path Annotations"),
         ("JPEGImages/{}.jpg", "SegmentationClass/{}.png", "--image_path JPEGImages --label_path SegmentationClass"),
@@ -162,6 +152,9 @@ def test_layouts_without_a_split_are_split_by_the_printed_command(tmp_path, caps
         put(tmp_path / mask.format(name), label(0, 1, 2))
     words = last_words(tmp_path, capsys, 2, mark="to fix: ")
     assert words == [str(tmp_path), "--val", "0.2", *flags.split()]
+    counts, findings = check(tmp_path)
+    assert [row.pixels["all"] for row in counts.classes] == [3 * 22 * 48, 3 * 21 * 48, 3 * 21 * 48]
+    assert [(finding.code, finding.notes) for finding in findings.sorted()] == [("no-split", ["no train and no val"])]
     divide(words)
     check_words = shlex.split(capsys.readouterr().out.splitlines()[-1].partition("tools.check ")[2])
     assert main([*check_words, "--workers", "0"]) == 0

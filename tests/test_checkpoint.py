@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import read_metrics
+from conftest import REPO, read_metrics
 from torch import nn
 
 import train
@@ -193,7 +193,9 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
         "import sys; from pathlib import Path; from training.record import folder as run_folder; "
         f"log = run_folder.open_log(Path({str(folder)!r})); print('held', flush=True); sys.stdin.read()"
     )
-    process = subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", holder], cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "held\n"
     words = demo_flags(name="x", resume="auto", epochs=2)
     with pytest.raises(UserError, match="another process writes to this run"):
@@ -217,20 +219,22 @@ def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, demo_fl
     assert f"tensorboard.main --logdir {folder}\n" in capsys.readouterr().out  # log/ has no curves
 
 
-def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(demo_run, tmp_path):
-    source = vars(checkpoint.read_run(demo_run(name="x") / "last.pt"))
+def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(demo_run, tmp_path, capsys):
+    source = vars(checkpoint.read_run(demo_run(name="x", log_interval=3) / "last.pt"))
     sums = []
     for name, reset in (("x.2", False), ("x.3", True)):
         words = {"resume": tmp_path / "x/last.pt", "reset_data_offset": True, "lr": 0, "momentum": 1, "wdecay": 0}
         demo_run(name="x", **words, reset_optimizer=reset)
         tuned = vars(checkpoint.read_run(tmp_path / name / "last.pt"))
         assert (tuned["epoch"], tuned["step"]) == (1, 4)
+        assert [line["step"] for line in read_metrics(tmp_path / name, "train")] == [1, 2, 3, 4]
         assert torch.equal(tuned["model"]["head.aspp.conv1.weight"], source["model"]["head.aspp.conv1.weight"])
         sums.append(tuned["optimizer"]["state"][0]["momentum_buffer"])
     # With momentum 1 the buffer is the sum of all gradients, and with lr 0 both runs have the same ones.
     before = source["optimizer"]["state"][0]["momentum_buffer"]
     assert before.abs().max() > 1e-3
     torch.testing.assert_close(sums[0] - sums[1], before, rtol=1e-4, atol=1e-5)
+    assert "damaged or missing" not in capsys.readouterr().out  # the new runs have metrics of their own
 
 
 @pytest.mark.parametrize(("num_ranks", "expected"), [(3, [1.0, 2.0, 3.0]), (2, [2.0, 2.0, 2.0])])

@@ -26,8 +26,10 @@ def test_names_stay_and_only_training_is_compiled(monkeypatch):
         return graph.forward
 
     monkeypatch.setattr(compiled, "BACKEND", backend)
+    monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)
     model, names = built(), list(built().state_dict())
     compiled.compile_blocks(model)
+    assert torch.compiler.config.recompile_limit == compiled.MAX_ENTRIES
     graphs.clear()  # of the first attempt
     images = torch.randint(0, 256, (2, 33, 33, 3), dtype=torch.uint8)
     for one in (model.eval(), copy.deepcopy(model).train()):

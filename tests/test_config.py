@@ -67,6 +67,15 @@ WRONG = [
     ("--loss ce+ce", "'ce' is there twice"),
     ("--loss ce+-1*dice", "'-1' is not a factor: give a number above 0, as in 0.5*dice"),
     ("--loss nan*dice", "'nan' is not a factor"),
+    ("--bands 1 2", "--bands 1 2: give one band or three"),
+    ("--bands 0", "--bands 0: must be at least 1"),
+    ("--bands 4,,2", "--bands: '"),
+    ("--bands 4, 3 2", "--bands: '"),
+    ("--value_range 5 5", "--value_range 5 5: give LOW and a larger HIGH"),
+    ("--value_range 0 1 2 3", "--value_range 0 1 2 3: give LOW and a larger HIGH, or three such pairs"),
+    ("--value_range 0 inf", "must be a finite number"),
+    ("--stretch 98 2", "--stretch 98 2: give a low and a higher percentile"),
+    ("--stretch 2", "--stretch 2: give a low and a higher percentile"),
 ]
 for weights in ("1,2", "1,-2,1", "1,x,1", "1,nan,1", "0,0,0", "balance"):
     named = f"--class_weights {weights}: give none, balanced or 3 numbers of at least 0"

@@ -202,14 +202,6 @@ def test_channels_beside_a_tiff_files_colours_are_no_reason_to_refuse_it(tmp_pat
     np.testing.assert_array_equal(read_image(write_tiff(tmp_path / "a.tif", values)), values[..., :3])
 
 
-def test_missing_file_is_named_at_once(folders):
-    with pytest.raises(UserError, match=r"'b': no such image in .*image \(looked for \.jpg"):
-        dataset(folders, "a", "b")
-    (folders["image"] / "b.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"image/b\.png: an image without a mask: expected .*label/b\.png"):
-        dataset(folders, "a", "b")
-
-
 # Cut in the header, and in the middle of the pixels, which OpenCV 4 fills with grey.
 @pytest.mark.parametrize(
     ("kind", "kept"), [("image", slice(10)), ("image", slice(-30)), ("label", slice(-25)), ("image", slice(0))]

@@ -37,6 +37,9 @@ NOT_RUN = {
     r"python benchmarks/": "takes minutes, to make figures",
     r"(python -m )?pytest\b": "starts the tests themselves",
 }
+# Names in the docstrings of programs: what the sandbox has.
+LINKS = {"annotated": "labelme_photos", "strokes": "labelme_photos", "train2017": "exports/coco/images"}
+LINKS |= {"instances_train2017.json": "exports/coco/instances.json"}
 OUTPUTS = ("json", "report", "output")  # flags that name what a program writes
 SHOWN = shown()
 RUN = [command for command in SHOWN if not any(re.match(pattern, command) for pattern in NOT_RUN)]
@@ -182,6 +185,8 @@ def provide(command: str, sandbox: Path, python, request) -> None:
         for name in ("photos/one.jpg", "photos/more/two.JPG"):
             Path(name).parent.mkdir(exist_ok=True)
             shutil.copy("VOC2012/JPEGImages/demo_0000.jpg", name)
+        for name, source in LINKS.items():
+            os.symlink(source, name)
     layout = re.search(r"--dataset[= ](\w+)", command)
     if "MyData" in command and layout and layout[1] != "Folder":
         shutil.rmtree("MyData")
@@ -191,8 +196,9 @@ def provide(command: str, sandbox: Path, python, request) -> None:
     if "suggest MyScribbles" in command:
         os.makedirs("log/scribbles")
         os.symlink("../demo", "log/scribbles/round_1")
+        os.symlink("../demo/best.pt", "log/scribbles/best.pt")
     if "suggest photos" in command:
-        shutil.copytree("VOC2012/JPEGImages", "photos")
+        shutil.copytree("VOC2012/JPEGImages", "photos", dirs_exist_ok=True)
     if "MyPhotos" in command and "tools.convert" not in command:
         run_in(sandbox, "python -m tools.convert labelme labelme_photos MyPhotos", python)
         if "tools.split" not in command:

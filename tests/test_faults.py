@@ -97,9 +97,11 @@ def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_flags, t
     wait_until(note.exists, processes)
     results = finish(processes, timeout=10, status=status)
     own, other = results[rank][2], results[1 - rank][2]
-    own_line = f"interrupted (rank {rank})" if fault == "interrupt" else f"error (rank {rank}): {message}"
+    hint = f"; to resume, start all processes as before and add: --resume {tmp_path}/x/last.pt"
+    said = message + hint if fault == "user_error" and rank == 0 else message  # rank 0 wrote the checkpoint
+    own_line = f"interrupted (rank {rank})" if fault == "interrupt" else f"error (rank {rank}): {said}"
     assert own.replace("\r", "\n").split("\n").count(own_line) == 1  # a bar may stand before it
-    assert errors_of(other) == [f"error (rank {1 - rank}): on rank {rank}: {message}"]
+    assert errors_of(other) == [f"error (rank {1 - rank}): on rank {rank}: {said}"]
     assert ("Traceback" in own, "Traceback" in other) == (fault == "bug", False)
     if rank == 0 and fault != "interrupt":
         assert message in (tmp_path / "x" / "train.log").read_text()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 # {part: (file, text, the text with a fault)}
 FAULTS = {
     "kernel": ("losses/pixel_kernel.py", "mean[:, None] - z", "mean[:, None] + z"),
-    "fused_blocks": ("models/layers/fused.py", "aten.threshold_backward(grad, value, 0)", "grad"),
+    "fused_blocks": ("models/layers/fused.py", "aten.threshold_backward(grad_value, value, 0)", "grad_value"),
     "batch_norm": ("models/layers/norm.py", "(means - mean).square()", "0 * means"),
     "lorm": ("models/lorm.py", "grad.mul_(scale) for grad", "grad.mul_(2 * scale) for grad"),
     "loader": ("data/transforms.py", "math.floor(pixels) for", "math.floor(pixels) + 1 for"),
@@ -64,7 +64,6 @@ def test_a_planted_fault_is_found(copy, tmp_path, monkeypatch, part):
         (copy / name).write_text(whole)
     assert result["status"] == "FAILED", result
     assert "Traceback" in result["output"]
-    assert "Error" in result["text"]
 
 
 def run_main(monkeypatch, *words: object) -> int:

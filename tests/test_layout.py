@@ -171,7 +171,7 @@ def test_missing_splits_and_names_are_named(tmp_path):
     with pytest.raises(UserError, match=r"images/val: no images in it \(\.jpg, .*\.webp\)"):
         find(tmp_path, "val")
     (tmp_path / "test.txt").write_text("train/a.jpg\ntrain/b\n")
-    with pytest.raises(UserError, match=r"test\.txt: 'train/b': no such image"):
+    with pytest.raises(UserError, match=r"test\.txt: 'train/b': no such image in .*images \(looked for \.jpg"):
         find(tmp_path, "test")
     with pytest.raises(UserError, match=r"--dataset_path .*nowhere: no such folder"):
         find(tmp_path / "nowhere")

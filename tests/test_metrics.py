@@ -115,7 +115,7 @@ def test_validation_between_steps_is_not_in_the_rate_of_training(now, monkeypatc
     metrics.log_interval = 2
     monkeypatch.setattr(metrics, "_write", lambda line, *_: lines.append(line))
 
-    for step in metrics.steps([1, 2, 3], total=3, title=""):
+    for step in metrics.watch([1, 2, 3], total=3, title=""):
         if step == 2:
             with metrics.pause():
                 now[0] += 100
@@ -133,7 +133,7 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
     metrics = Metrics(ALONE)
     metrics.log_interval = 100
     metrics.pace.run_steps = 30
-    for step in metrics.steps(range(5), total=5, title=""):
+    for step in metrics.watch(range(5), total=5, title=""):
         now[0] += 10 if step else 1000  # of the first step
         log_step(metrics, 3, 11 + step, float(step))
     metrics.end_epoch()
@@ -159,7 +159,7 @@ def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(n
             now[0] += 100
 
     def epoch(wait: float) -> str:
-        for step in metrics.steps(batches(wait), total=4, title=""):
+        for step in metrics.watch(batches(wait), total=4, title=""):
             if step == 2:
                 validate()
             now[0] += 3

@@ -114,6 +114,7 @@ WRONG: dict[str, tuple] = {
     **dict.fromkeys(("model/backbone.conv1.weight", "ranks/0/buffers/backbone.bn1.running_mean"), NOT_WEIGHTS),
     "ema/backbone.conv1.weight": NOT_WEIGHTS,
     "optimizer/state/0/momentum_buffer": NOT_WEIGHTS[1:],
+    "optimizer/state/999": ({"momentum_buffer": torch.zeros(1)},),  # of no parameter
     "optimizer/param_groups/0/params": (None, [], [1], [0, 0]),
     "best_score": (None, 2, math.nan, []),
     "listing": (None, []),

@@ -1,19 +1,23 @@
 """--loss FILE.py:NAME and --transform FILE.py:NAME keep the promises, and run only if the user names them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ALONE, DENSE, REPO, flags, read_metrics, refused
+from conftest import ALONE, DENSE, REPO, flags, refused
 from test_distributed import train_three_ways
+from test_label_losses import batch_of, loss_of, random_batch
+from test_own_network import NETS
 
 import models
 import train
 import utils
 from data.transforms import CentreCrop, OwnTransform
 from flags import own_code, parse_flags
-from losses.own import load_loss
+from losses.criterion import Criterion
+from losses.own import OwnTerm, count_losses, load_loss
 from support.errors import UserError
 
 CODE = """
@@ -88,12 +92,16 @@ def code(tmp_path) -> Path:
 
 
 def test_same_losses_and_weights_at_any_split_of_the_global_batch(demo_root, tmp_path, code):
+    """With a loss, a transform and a network of one's own."""
+    (tmp_path / "my_nets.py").write_text(NETS)
     words = flags(
-        dataset_path=demo_root, logdir=tmp_path, epochs=2, batchsize=None, val_epoch_frequency=2, **DENSE,
+        dataset_path=demo_root, logdir=tmp_path, epochs=2, batchsize=None, val_epoch_frequency=2,
+        **DENSE | {"model_type": f"{tmp_path}/my_nets.py:UNet", "layers": None},
         loss=f"ce+0.5*{code}:focal", transform=f"{code}:cut_out",
     )  # fmt: skip
     runs = train_three_ways(words, tmp_path)
     lines, weights, _ = runs["one"]
+    assert weights["backbone.net.last.weight"].shape == (5, 4, 1, 1)
     assert set(lines[0]["losses"]) == {"seg", "focal"}
     # A focal loss of gamma 2 is below the cross entropy that it weights.
     assert all(0 < line["losses"]["focal"] < line["losses"]["seg"] for line in lines)
@@ -103,13 +111,14 @@ def test_same_losses_and_weights_at_any_split_of_the_global_batch(demo_root, tmp
         torch.testing.assert_close(runs[name][1], weights, rtol=1e-9, atol=1e-12)
 
 
-def test_cross_entropy_written_by_hand_trains_as_ours(demo_root, tmp_path, code):
-    lines = {}
-    for name, loss in (("ours", "ce"), ("own", f"{code}:CrossEntropy")):
-        assert train.main(flags(dataset_path=demo_root, logdir=tmp_path, name=name, **DENSE, loss=loss)) == 0
-        lines[name] = read_metrics(tmp_path / name, "train")
-    for own, ours in zip(lines["own"], lines["ours"], strict=True):
-        assert own["losses"]["CrossEntropy"] == pytest.approx(ours["losses"]["seg"], rel=1e-4)
+def test_cross_entropy_written_by_hand_has_the_value_and_gradient_of_ours(code):
+    own = {"own": f"{code}:CrossEntropy"}
+    logits, label = random_batch()
+    batch = replace(batch_of(label), own_counts=count_losses(label, own))
+    criterion = Criterion({"own": 1.0}, own)
+    values = criterion({"logits": logits}, batch, criterion.counts(batch).tolist())[0], loss_of("seg", logits, label)
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(torch.autograd.grad(value, logits)[0] for value in values))
 
 
 def test_a_transform_is_drawn_from_seed_pass_and_index_in_any_process(demo_root, code):
@@ -143,14 +152,15 @@ def test_a_transform_that_returns_something_else_is_named(code, name, message):
 def test_losses_that_cannot_be_used_are_named(demo_root, tmp_path, code):
     with refused("has no method count(): it needs count(labels) and sum(logits, labels)"):
         load_loss(f"{code}:NoCount")
-    for name, message in (
-        ("Matrix", "Matrix: sum() returned a tensor of shape (2, 5, 33, 33)"),
-        ("Negative", "Negative: count() returned -1.0"),
-        ("Words", "Words: count() returned no number: ValueError: could not convert string to float: 'many'"),
-        ("Trained", "Trained: has parameters, which no optimizer trains"),
-    ):
-        with refused(message):
-            train.main(flags(dataset_path=demo_root, logdir=tmp_path, name=name, **DENSE, loss=f"{code}:{name}"))
+    with refused("Trained: has parameters, which no optimizer trains"):
+        load_loss(f"{code}:Trained")
+    logits, label = random_batch()
+    with refused("Words: count() returned no number: ValueError: could not convert string to float: 'many'"):
+        count_losses(label, {"own": f"{code}:Words"})
+    with refused("Matrix: sum() returned a tensor of shape (4, 4, 6, 5)"):
+        OwnTerm(f"{code}:Matrix").sum({"logits": logits}, batch_of(label))
+    with refused("Negative: count() returned -1.0"):  # by the loader
+        train.main(flags(dataset_path=demo_root, logdir=tmp_path, **DENSE, loss=f"{code}:Negative"))
     for text, message in (
         (f"{code}:focal+{code}:focal", "is there twice"),
         ("ce+focal", "'focal' is not known"),

@@ -1,6 +1,7 @@
 """Promises of one line each, which a small change could break without another test failing."""
 
 import dataclasses
+import functools
 import itertools
 import os
 import shlex
@@ -11,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import finish, flags, read_metrics, run_train
+from conftest import finish, flags, read_metrics, refused
 from test_checkpoint import content, put
 from test_faults import one_line_each, two_processes
 from test_inference import Tiny, images
 from test_layout import put as put_image
+from test_layout import put_pairs
 from test_patience import STILL, steps
 from test_recipe import PHOTOS, recipe
 from test_resume_lr import at, learning_rate
@@ -32,7 +34,8 @@ from support.errors import UserError
 from tools.check.__main__ import READER as CHECK
 from tools.check.files import Paths
 from tools.split import split
-from training import checkpoint, checkpoint_content
+from training import checkpoint, checkpoint_content, settle
+from training.data import find_masks, find_training_files
 from training.record import folder as run_folder
 from training.record.messages import data_check_command
 from training.schedule import lr_factor
@@ -113,21 +116,6 @@ def test_a_checkpoint_has_the_flags_that_resuming_needs(name):
         checkpoint_content.check_run(saved)
 
 
-def test_the_optimizer_has_no_state_of_an_unknown_parameter():
-    saved = vars(content(3))
-    saved["optimizer"]["state"][7] = {"momentum_buffer": torch.zeros(1)}
-    with pytest.raises(UserError, match="not numbered"):
-        checkpoint_content.check_run(saved)
-
-
-def test_the_trainer_has_the_flags_of_the_plan(demo_root, tmp_path, monkeypatch):
-    plans, trainers, settle, fit = [], [], train.settle, train.Trainer.fit
-    monkeypatch.setattr(train, "settle", lambda *args: plans.append(settle(*args)) or plans[-1])
-    monkeypatch.setattr(train.Trainer, "fit", lambda self: trainers.append(self) or fit(self))
-    run_train(dataset_path=demo_root, logdir=tmp_path)
-    assert trainers[0].cfg is plans[0].cfg
-
-
 def test_flags_are_checked_again_after_the_recipe(demo_root, tmp_path):
     """The recipe takes AdamW for timm's networks, but SGD if --lr is set: then --betas have no effect."""
     pytest.importorskip("timm")
@@ -136,34 +124,30 @@ def test_flags_are_checked_again_after_the_recipe(demo_root, tmp_path):
         train.main([*flags(dataset_path=demo_root, logdir=tmp_path, **words), "--betas", "0.8", "0.9"])
 
 
-@pytest.mark.parametrize("flag", ["seed", "repeat"])
-def test_in_mid_epoch_seed_and_repeat_stay(demo_run, flag):
-    folder = demo_run(name="x", save_step_frequency=3)
-    with pytest.raises(UserError, match=f"the --{flag} has changed in the middle"):
-        demo_run(name="x", resume=folder / "step_00000003.pt", **{flag: 2})
-
-
-def test_a_shorter_list_in_mid_epoch_is_named(demo_run):
-    folder = demo_run(name="x", save_step_frequency=3)
-    saved = checkpoint.read_run(folder / "step_00000003.pt")
-    saved.samples = 9
-    checkpoint.write(folder / "last.pt", checkpoint.to_bytes(vars(saved)))
-    with pytest.raises(UserError, match="the training list has changed in the middle"):
-        demo_run(name="x", resume=folder / "last.pt")
+def test_in_mid_epoch_the_list_seed_and_repeat_stay(demo_root, tmp_path, demo_run):
+    root = shutil.copytree(demo_root, tmp_path / "data")
+    folder = demo_run(dataset_path=root, name="x", save_step_frequency=3)
+    middle, resume = folder / "step_00000003.pt", functools.partial(demo_run, dataset_path=root, name="x")
+    for flag in ("seed", "repeat"):
+        with refused(f"the --{flag} has changed in the middle of an epoch"):
+            resume(resume=middle, **{flag: 2})
+    saved = checkpoint.read_run(middle)
+    saved.samples = 9  # of 8
+    checkpoint.write(folder / "damaged.pt", checkpoint.to_bytes(vars(saved)))
+    with refused("the training list has changed in the middle of an epoch"):
+        resume(resume=folder / "damaged.pt")
+    names = root / "ImageSets/SegmentationAug/train.txt"
+    names.write_text("\n".join(reversed(names.read_text().split())))
+    with refused("the training list has changed in the middle of an epoch"):
+        resume(resume=middle)
+    resume(resume=folder / "last.pt", epochs=2)  # between two epochs it may
+    assert read_metrics(folder, "train")[-1]["step"] == 8
 
 
 def test_a_resumed_run_takes_epochs_in_place_of_the_saved_steps(demo_run):
     folder = demo_run(name="x", epochs=None, max_steps=4, warmup_epochs=None, warmup_steps=1)
     demo_run(name="x", epochs=2, resume="auto")
     assert read_metrics(folder, "train")[-1]["step"] == 8
-
-
-def test_a_run_from_weights_has_metrics_of_its_own(demo_run, capsys):
-    old = demo_run(name="x", log_interval=3)
-    capsys.readouterr()
-    new = demo_run(name="y", resume=old / "last.pt", reset_data_offset=True)
-    assert "damaged or missing" not in capsys.readouterr().out
-    assert [line["step"] for line in read_metrics(new, "train")] == [1, 2, 3, 4]
 
 
 def test_a_new_run_is_numbered_above_all_others(tmp_path):
@@ -175,29 +159,25 @@ def test_a_new_run_is_numbered_above_all_others(tmp_path):
     assert made.name == "x.4"
 
 
-def test_ranks_are_synchronised_before_each_validation(demo_run, monkeypatch):
-    calls = []
-    for owner, name in ((TrainState, "optimizer_step"), (TrainState, "average_statistics"), (train, "evaluate_split")):
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, real=real, name=name, **o: calls.append(name) or real(*a, **o))
-    demo_run(name="x", val_step_frequency=3)
-    before = [first for first, second in itertools.pairwise(calls) if second == "evaluate_split"]
-    assert before == ["average_statistics"] * 2  # after steps 3 and 4
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_cudnn_measures_its_algorithms_in_training_only(demo_run, monkeypatch, deterministic):
-    """The images of a validation have many sizes. With --deterministic: the fastest may differ from run to run."""
+def test_what_a_validation_does_between_steps(demo_run, monkeypatch, deterministic):
+    """Synchronise ranks, and measure no algorithms: its images have many sizes. With --deterministic, never do."""
     calls = []
-    for owner, name in ((TrainState, "optimizer_step"), (train, "evaluate_split")):
+    for owner, name in ((TrainState, "optimizer_step"), (TrainState, "average_batch_norm"), (train, "evaluate_split")):
         real = getattr(owner, name)
-        monkeypatch.setattr(
-            owner, name, lambda *a, real=real, **o: calls.append(torch.backends.cudnn.benchmark) or real(*a, **o)
-        )
+
+        def recorded(*args, real=real, name=name, **options):
+            calls.append((name, torch.backends.cudnn.benchmark))
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, recorded)
     demo_run(name="x", val_step_frequency=3, deterministic=deterministic)
     torch.use_deterministic_algorithms(False)
+    before = [first for (first, _), (second, _) in itertools.pairwise(calls) if second == "evaluate_split"]
+    assert before == ["average_batch_norm"] * 2  # after steps 3 and 4
     training = not deterministic
-    assert calls == [training] * 3 + [False, training, False]  # 3 steps, a validation, the 4th step, another one
+    measured = [benchmark for name, benchmark in calls if name != "average_batch_norm"]
+    assert measured == [training] * 3 + [False, training, False]  # 3 steps, a validation, the 4th step, another one
 
 
 @pytest.mark.slow
@@ -221,34 +201,26 @@ def test_labels_are_the_most_probable_classes(settings):
 def test_a_training_list_may_name_an_image_twice_and_a_validation_list_not(demo_root, tmp_path):
     for name in ("train", "val"):
         names = (demo_root / f"ImageSets/SegmentationAug/{name}.txt").read_text().split()
-        (tmp_path / f"{name}.txt").write_text("\n".join([*names, names[0]]))
+        (tmp_path / f"{name}.txt").write_text("\n".join([*names, f"{names[0]}.png"]))
     cfg = parse_flags(flags(dataset_path=demo_root, list_path=tmp_path, dataset="Dense"))
     assert len(utils.get_eval_loader(cfg, "train", ALONE).dataset) == 8 + 1
-    with pytest.raises(UserError, match="2 times"):
+    with pytest.raises(UserError, match=rf"val\.txt: lists {names[0]} 2 times"):
         utils.get_eval_loader(cfg, "val", ALONE)
 
 
-def test_validation_images_in_the_training_list_are_a_warning(demo_root, tmp_path):
+def test_validation_images_in_the_training_list_are_a_warning(demo_root, tmp_path, caplog):
     names = (demo_root / "ImageSets/SegmentationAug/train.txt").read_text().split()
     (tmp_path / "train.txt").write_text("\n".join(names))
     (tmp_path / "val.txt").write_text("\n".join(names[:2]))
-    run_train(dataset_path=demo_root, list_path=tmp_path, logdir=tmp_path, max_steps=1, epochs=None)
-    assert (
-        "2 validation image(s) are in the training list, too, such as"
-        in (next(tmp_path.glob("*/train.log"))).read_text()
-    )
-
-
-def test_equal_names_in_two_folders_are_no_validation_images_in_the_training_list(demo_root, tmp_path):
-    for part in ("train", "val"):
-        for number, name in enumerate(("a", "b")):
-            source = f"demo_{number:04d}" if part == "train" else f"demo_{8 + number:04d}"
-            for old, new in (("JPEGImages/{}.jpg", "images"), ("SegmentationClassAug/{}.png", "masks")):
-                file = demo_root / old.format(source)
-                (tmp_path / new / part).mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, tmp_path / new / part / f"{name}{file.suffix}")
-    run_train(dataset="Folder", dataset_path=tmp_path, logdir=tmp_path / "log", model_type="res50_ASPP")
-    assert "in the training list" not in next(tmp_path.glob("log/*/train.log")).read_text()
+    put_pairs(tmp_path / "folders", "train/a", "train/b", "val/a")  # equal names in two folders are no such images
+    for data in (
+        {"dataset_path": demo_root, "list_path": tmp_path},
+        {"dataset": "Folder", "dataset_path": tmp_path / "folders"},
+    ):
+        cfg = parse_flags(flags(**data))
+        settle.check_data(cfg, ALONE, {"train": find_training_files(cfg), "val": find_masks(cfg, "val")})
+    [line] = [line for line in caplog.messages if "in the training list" in line]
+    assert line.startswith("2 validation image(s) are in the training list, too, such as")
 
 
 def test_small_numbers_of_one_place():

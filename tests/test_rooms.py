@@ -9,9 +9,7 @@ import pytest
 import torch
 from conftest import REPO
 
-import models
 from distributed import precision as amp
-from models import compiled
 
 PROGRAMS = {path.stem for path in REPO.glob("*.py")}
 TEXT = (REPO / "docs/how_it_works.md").read_text(encoding="utf-8").split("## Rooms")[1].split("\n## ")[0]
@@ -107,9 +105,3 @@ def test_auto_precision_without_torchs_private_tests_of_the_cpu(monkeypatch):
     for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
         monkeypatch.delattr(torch.cpu, name)
     assert amp.has_native_bf16(torch.device("cpu")) == before
-
-
-def test_the_number_of_compiled_shapes_is_raised_by_the_public_setting(monkeypatch):
-    monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)
-    compiled.compile_blocks(models.build("res50_ASPP", layers=18, num_classes=2))
-    assert torch.compiler.config.recompile_limit == compiled.MAX_ENTRIES

@@ -1,7 +1,6 @@
 """Whole runs in one process: what they write, their length, and what they do not depend on."""
 
 import json
-import multiprocessing
 
 import pytest
 import torch
@@ -100,10 +99,7 @@ def test_saved_config_repeats_the_run_bit_for_bit(run_of_two_epochs, tmp_path):
     assert not unequal(weights(tmp_path / "two"), weights(run_of_two_epochs))
 
 
-@pytest.mark.parametrize("method", [None, "forkserver", "spawn"])  # None: this Python's default
-def test_same_weights_with_any_number_of_workers(demo_run, run_of_two_epochs, monkeypatch, method):
-    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", None)  # undone after the test
-    multiprocessing.set_start_method(method, force=True)
+def test_same_weights_with_any_number_of_workers(demo_run, run_of_two_epochs):
     assert not unequal(weights(demo_run(epochs=2, workers=2)), weights(run_of_two_epochs))
 
 

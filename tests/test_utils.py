@@ -33,14 +33,6 @@ def cfg(demo_root, **values) -> Config:
     return parse_flags(flags(dataset_path=demo_root, **values))
 
 
-def test_a_list_to_score_that_has_a_name_twice_is_refused(demo_root, tmp_path):
-    names = (demo_root / "ImageSets/SegmentationAug/val.txt").read_text().split()
-    (tmp_path / "val.txt").write_text("\n".join([*names, f"{names[0]}.png"]))
-    given = cfg(demo_root, list_path=tmp_path)
-    with pytest.raises(UserError, match=rf"val\.txt: lists {names[0]} 2 times"):
-        utils.get_loader(given, "val", ALONE)
-
-
 def test_a_validation_mask_of_another_size_is_found_before_the_first_step(demo_root, tmp_path):
     root = Path(shutil.copytree(demo_root, tmp_path / "demo"))
     given = cfg(root)
@@ -150,12 +142,15 @@ def assert_same(ours: Batch, theirs: Batch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_batches_are_the_same_from_workers_and_come_in_shared_memory(demo_root, start):
-    given = cfg(demo_root, batchsize=4, crop_size=47)
+    given = cfg(demo_root, batchsize=4, crop_size=47, val_workers=1)
     alone, loader = (utils.get_loader(dataclasses.replace(given, workers=n), "train", ALONE) for n in (0, 1))
     loader.multiprocessing_context = start
     for ours, theirs in zip(alone, loader, strict=True):
         assert_same(ours, theirs)
         assert all(values.is_shared() for values in tensors(theirs))
+    val_loader = utils.get_loader(given, "val", ALONE)
+    val_loader.multiprocessing_context = start
+    assert sum(len(batch.indices) for batch in val_loader) == 3
 
 
 def test_only_the_counts_of_a_batch_stay_in_cpu_memory(demo_root, monkeypatch):

@@ -62,7 +62,7 @@ class Schedule:
         return min(left, max(0, self.cfg.max_steps - state.step)) if self.cfg.max_steps else left
 
     def is_over(self, state: TrainState) -> bool:
-        """Return whether all steps and the last validation, which a signal may interrupt, or --patience are done."""
+        """Return whether the run is over: by --patience, or after all steps and the last validation."""
         if state.stops_early(self.cfg.patience):
             return True
         if self.cfg.max_steps:
@@ -70,7 +70,10 @@ class Schedule:
         return state.epoch >= self.cfg.epochs
 
     def validates_step(self, state: TrainState) -> bool:
-        """Return whether --val_step_frequency asks for a validation after the last step, and none was done since."""
+        """Return whether a validation is due after the previous step and was not done yet.
+
+        --val_step_frequency and --val_start_epoch decide.
+        """
         is_due = _is_due(state.step, self.cfg.val_step_frequency) and state.epoch >= self.cfg.val_start_epoch
         return is_due and state.validated != state.step
 

@@ -114,7 +114,7 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
         run_folder = None
     named, is_named = Path(cfg.logdir, cfg.name), not cfg.typed.isdisjoint(("logdir", "name"))
     if run_folder and cfg.resume != "auto" and is_named and run_folder.resolve() != named.resolve():
-        remedy = "add --reset_data_offset to start a new run there from step 1"
+        remedy = f"to start a new run in {named} from step 1, add --reset_data_offset"
         log.info(f"the run goes on in {run_folder}, not in {named}: {remedy}")
     if path is not None:
         resumed = resumed or checkpoint.read_run(path)  # with "auto", rank 0 has read it already

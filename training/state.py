@@ -86,7 +86,7 @@ class TrainState:
         self.steps_since_start += 1
         self.samples += num_samples
 
-    def average_statistics(self, group: Group) -> None:
+    def average_batch_norm(self, group: Group) -> None:
         """Average batch-norm statistics over ranks, then check that all ranks have equal weights. Collective.
 
         Each rank has seen other images, but all must validate and save the same model.

@@ -13,7 +13,7 @@ from training.record.log import start_logging
 log = logging.getLogger("segtrain")
 
 
-def task_words(cfg: Config) -> list[str]:
+def task_arguments(cfg: Config) -> list[str]:
     """Return the command line of evaluate.py or predict.py for --task, by default with best.pt of the flags' run.
 
     Log the notes on the flags. Raises UserError if there is no best.pt.

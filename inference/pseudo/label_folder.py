@@ -38,7 +38,7 @@ def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationData
     """Return the data set of a split's images, with their scribbles as "label".
 
     train_path: folder of the scribbles; "": the one in `cfg` if it may hold scribbles, else that of VOC's layout. A
-    data set in VOC's layout is read as such, also if the model was trained on plain folders.
+    data set in VOC's layout is read as such even if the model was trained on plain folders.
     """
     layout = "Folder" if cfg.dataset == "Folder" and not has_voc_layout(Path(cfg.dataset_path)) else "ScribbleOnly"
     if cfg.dataset == layout or cfg.dataset.startswith("Scribble"):  # with Dense, cfg.train_path names dense masks

@@ -49,9 +49,10 @@ def norm_relu_pool(x: Tensor, norm: BatchNorm2d, pool: nn.MaxPool2d) -> Tensor:
 
 
 class _NormReLUThen(torch.autograd.Function):
-    """A convolution of relu(norm(x)) by `kernel`; without a kernel a max pool; without a geometry, relu(norm(x)) alone.
+    """relu(norm(x)), then a convolution if there is a kernel, a max pool if there is only a geometry, else nothing.
 
-    geometry: torch's arguments: stride, padding, dilation; or kernel size, stride, padding, dilation, ceil mode.
+    geometry: (stride, padding, dilation) of the convolution, or (kernel size, stride, padding, dilation, ceil mode) of
+    the pool, as torch takes them; ().
     """
 
     @staticmethod

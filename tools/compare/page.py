@@ -11,8 +11,8 @@ WIDTH, HEIGHT = 600, 280  # of the area with the curves; SVG scales to the windo
 MAX_POINTS = 500  # of a curve, which is more than its area shows
 SHOWN = 0.98  # share of the losses that fit: a run that diverges would flatten all other curves
 GOLDEN_ANGLE = 137.5  # degrees between the hues of two runs, which keeps any number of them apart
-HINT = """Point at a run, here or in a table, to see its curves alone. The best validation mIoU comes first. The largest
-2 % of the losses are cut off."""
+HINT = """Point at a curve or a row, and the other runs fade. The run with the best score (the mIoU, or a single
+object's IoU) comes first. The axis of the losses leaves out the largest 2 %."""
 STYLE = """body { max-width: 1360px; font-variant-numeric: tabular-nums; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 12px; }
 figure { margin: 0; }

@@ -22,7 +22,7 @@ _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)", re.MULTILINE)
 
 
 class Run(NamedTuple):
-    """A run. Curves, flags and classes are empty if they are missing, as after a start that failed."""
+    """A run. flags, loss, miou and ious are empty if the run has none, as after a start that failed."""
 
     name: str
     flags: dict[str, str]

@@ -100,7 +100,8 @@ class Source:
         return output_name(path.relative_to(self.root).as_posix())
 
     def find_image(self, reference: str, where: str, *roots: Path, subset: str = "") -> Path:
-        """Return the file for a path in an annotation: at this path in a root or its `images`, or the one of its name.
+        """Return the image that an annotation names: at this path in a root or its folder `images`, or else the one
+        file of this name below the roots.
 
         roots: folders to look in; --images takes their place, and the export's folder is the default. subset: a folder
         to look in first, such as "Train". A file counts if its folder is named after the subset or its split, and does
@@ -113,7 +114,8 @@ class Source:
         # A reference that leads out of the folders that the user named finds nothing there.
         for root in [] if whole.is_absolute() or ".." in whole.parts else folders:
             for file in (root / "images" / whole, root / whole, root / "images" / path, root / path):
-                if path.suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(file):  # also if its name is too long
+                # os.path.isfile() returns False if the name is too long; Path.is_file() would raise.
+                if path.suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(file):
                     return file
         self.images |= {root: images_by_name(root) for root in folders if root not in self.images}
         name = unicodedata.normalize("NFC", path.name)

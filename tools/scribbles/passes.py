@@ -24,7 +24,8 @@ class Pass:
     """All rounds of training on one set of strokes.
 
     folder: of the results. scribbles: folder of the strokes. suggested: the folder that tools.suggest writes to after
-    the last round. converted: the folder of the strokes in its files, as tools.convert writes them.
+    the last round. converted: the folder to which tools.convert writes the strokes that were drawn
+    in `suggested`.
     """
 
     def __init__(self, folder: Path, scribbles: Path):

@@ -65,7 +65,7 @@ class PipelineFlags:
     data: Path = flag(None, "folder of a data set in VOC's layout", is_argument=True)
     out: Path = flag(None, "folder for all results", is_argument=True)
     rounds: int = flag(1, "number of rounds: each makes pseudo-labels and trains a model on them", ge=1)
-    processes: int = flag(1, "processes of train.py and pseudo.py, started by torchrun: one for each GPU", ge=1)
+    processes: int = flag(1, "processes of train.py and pseudo.py, started by torchrun: give one for each GPU", ge=1)
     simulate: str = flag(
         "", "'FLAGS' of tools.scribbles simulate, which draws strokes if DATA has no pascal_2012_scribble [none]"
     )
@@ -77,7 +77,7 @@ class PipelineFlags:
     others: tuple[str, ...] = ()  # not a flag: the words for train.py
 
 
-ABOUT = "Go from images and scribbles to a scored model. Other flags are train.py's."
+ABOUT = "Train and score a model from images and scribbles. All other flags go to train.py."
 READER = FlagReader(PipelineFlags, "-m tools.scribbles.pipeline", ABOUT, has_config=False, passes_on=True)
 
 

@@ -79,10 +79,10 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
 
 
 def find_regions(label: np.ndarray, min_area: int) -> list[tuple[int, tuple[slice, slice], np.ndarray]]:
-    """Return the regions that get a stroke: (class, box, which pixels of the box belong to the region, (h, w) bool).
+    """Return the regions that may get a stroke: (class, box as two slices, mask of the region in the box).
 
-    These are the regions of at least `min_area` pixels, and the largest one of each class whatever its size.
-    label: (H, W) uint8; 255 belongs to no region. Pixels that touch at a corner are connected.
+    These are the regions of at least `min_area` pixels, and the largest one of each class whatever its size. The masks
+    are (h, w) bool. label: (H, W) uint8; 255 belongs to no region. Pixels that touch at a corner are connected.
     """
     regions = []
     for value in np.flatnonzero(np.bincount(label.ravel(), minlength=256)[:IGNORE]).tolist():
@@ -109,15 +109,15 @@ def depth_inside(inside: np.ndarray) -> np.ndarray:
 def longest_path(pixels: np.ndarray) -> np.ndarray:
     """Return the longest path in a skeleton, (L, 2) int64: rows and columns from one end to the other.
 
-    pixels: (N, 2) int64, the rows and columns of one connected skeleton, N > 0. It is searched as a tree, that of a
-    breadth-first search from the first pixel, so that a path may go around a loop.
+    pixels: (N, 2) int64, the rows and columns of one connected skeleton, N > 0. A breadth-first search from the first
+    pixel makes it a tree, which cuts each loop open; the result is the longest path in this tree.
     """
     sparse, graphs, spatial = (import_extra(f"scipy.{name}") for name in ("sparse", "sparse.csgraph", "spatial"))
     pairs = spatial.KDTree(pixels).query_pairs(1.5, output_type="ndarray")  # beside each other, or across a corner
     steps = np.hypot(*(pixels[pairs[:, 0]] - pixels[pairs[:, 1]]).T)
     graph = sparse.csr_array((steps, pairs.T), shape=(len(pixels), len(pixels)))
     tree = graphs.breadth_first_tree(graph, 0, directed=False)
-    # The pixel that is farthest from any other one in a tree is an end of the longest path.
+    # From any pixel of a tree, the farthest one is an end of a longest path.
     end = np.argmax(graphs.dijkstra(tree, directed=False, indices=0))
     distance, before = graphs.dijkstra(tree, directed=False, indices=end, return_predecessors=True)
     assert np.isfinite(distance).all(), "the skeleton has several parts"

@@ -152,7 +152,7 @@ def find_candidates(
             areas += shares
     if twice:
         left_out = f"{len(twice)} image(s), such as {twice[0]}, left out"
-        log.info(f"{left_out}: an earlier image has the name (a space counts as _)")
+        log.info(f"{left_out}: an earlier image has the same name (spaces count as _)")
     return list(found.values()), areas
 
 

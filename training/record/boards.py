@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from flags import Config, as_dict, dump
-from training.record.best_effort import BestEffort
+from training.record.warn_on_error import WarnOnError
 
 # Our values of wandb's own variables, in seconds. The other ranks wait while rank 0 uploads at the end. A SIGKILL loses
 # what W&B's process has not written to its file, by default every 15 s.
@@ -85,8 +85,8 @@ class Boards:
     wandb_id: id of the W&B run to continue; "": start a new one. purge_step: see TensorBoard.
     """
 
-    def __init__(self, best_effort: BestEffort, cfg: Config, folder: Path, *, purge_step: int, wandb_id: str):
-        self._best_effort = best_effort
+    def __init__(self, warn_on_error: WarnOnError, cfg: Config, folder: Path, *, purge_step: int, wandb_id: str):
+        self._warn_on_error = warn_on_error
         self.wandb_id = wandb_id
         makers: dict[str, Callable[[], TensorBoard | WandB]] = {
             f"TensorBoard's file in {folder}": partial(TensorBoard, cfg, folder, purge_step)
@@ -94,20 +94,20 @@ class Boards:
         if cfg.wandb:
             self.wandb_id = os.environ.get("WANDB_RUN_ID") or wandb_id or secrets.token_hex(4)
             makers["Weights & Biases"] = partial(WandB, cfg, folder, self.wandb_id)
-        opened = {name: best_effort(name, make) for name, make in makers.items()}
+        opened = {name: warn_on_error(name, make) for name, make in makers.items()}
         self._boards: dict[str, TensorBoard | WandB] = {name: board for name, board in opened.items() if board}
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         for name, board in self._boards.items():
-            self._best_effort(name, partial(board.write, step, scalars, pictures))
+            self._warn_on_error(name, partial(board.write, step, scalars, pictures))
 
     def flush(self) -> None:
         for name, board in self._boards.items():
-            self._best_effort(name, board.flush)
+            self._warn_on_error(name, board.flush)
 
     def close(self, *, failed: bool) -> None:
         for name, board in self._boards.items():
-            self._best_effort(name, partial(board.close, failed=failed), closes=True)
+            self._warn_on_error(name, partial(board.close, failed=failed), closes=True)
 
 
 def _excepthook(args: threading.ExceptHookArgs) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TextIO
 
 from support.terminal import say
-from training.record.best_effort import BestEffort
+from training.record.warn_on_error import WarnOnError
 
 log = logging.getLogger("segtrain")
 
@@ -20,12 +20,12 @@ class _TerminalHandler(logging.Handler):
 class FileHandler(logging.StreamHandler):
     """Write lines to an open file."""
 
-    def __init__(self, file: TextIO, best_effort: BestEffort):
+    def __init__(self, file: TextIO, warn_on_error: WarnOnError):
         super().__init__(file)
-        self.best_effort = best_effort
+        self.warn_on_error = warn_on_error
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.best_effort(f"{self.stream.name} (the log)", partial(super().emit, record))
+        self.warn_on_error(f"{self.stream.name} (the log)", partial(super().emit, record))
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise

@@ -20,13 +20,13 @@ from support.shell import python_command, quoted
 from support.terminal import say
 from training.checkpoint import step_of
 from training.plan import Plan
-from training.record.best_effort import BestEffort
 from training.record.folder import REPORT
+from training.record.warn_on_error import WarnOnError
 from training.schedule import Schedule
 from training.scores import Scores, missed_classes, table
 from training.state import TrainState
 
-MORE_MEMORY = (
+OUT_OF_MEMORY_ADVICE = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16, "
     "--fused_blocks on or --grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
 )
@@ -40,7 +40,7 @@ def log_launch(cfg: Config, group: Group) -> None:
     place += "one process " if group.backend and group.world_size == 1 else ""
     place += f"in a group ({group.backend})" if group.backend else "no process group"
     log.log(logging.INFO if group.backend else logging.DEBUG, place)
-    if not group.is_main and cfg.log_level != "WARNING":  # its logger is silent
+    if not group.is_main and cfg.log_level != "WARNING":  # the loggers of these ranks are silent
         say(place)
     if group.backend and cfg.distributed is None:
         log.debug(f"joining the process group of {group.launcher}; with --no_distributed this process trains alone")
@@ -134,7 +134,7 @@ def score_text(name: str, score: float, scores: Scores, is_best: bool, state: Tr
     return f"{text}pixel accuracy {100 * scores['pixel_acc']:.2f}"
 
 
-def log_missed(cfg: Config, scores: Scores, classes: Classes) -> None:
+def log_missed_classes(cfg: Config, scores: Scores, classes: Classes) -> None:
     """Log the classes that a validation never predicted, or warn of a single object that no validation mask has."""
     number = single_object(len(classes.names), cfg.background_class)
     if number is not None and not scores["share"][number]:
@@ -159,13 +159,13 @@ def log_end(
     state: TrainState,
     val_set: SegmentationDataset,
     classes: Classes,
-    best_effort: BestEffort,
+    warn_on_error: WarnOnError,
 ) -> None:
     """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on ranks other than 0."""
     if folder is None:
         return
     best = folder / "best.pt"
-    name = best_effort("the table of scores", lambda: _log_scores(best, cfg, classes)) or "score"
+    name = warn_on_error("the table of scores", lambda: _log_scores(best, cfg, classes)) or "score"
     skipped = int(state.scaler.counts[1])
     steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "

@@ -22,10 +22,10 @@ from distributed.rank_checks import STEADIER
 from flags import Config
 from support.errors import DivergedError
 from support.progress import progress_bar
-from training.record.best_effort import BestEffort
 from training.record.boards import Boards
 from training.record.folder import keep_lines
 from training.record.pace import Pace
+from training.record.warn_on_error import WarnOnError
 from training.scores import Scores
 from training.state import TrainState
 
@@ -42,7 +42,7 @@ class Metrics:
 
     def __init__(self, group: Group):
         self.group, self.log_interval = group, 1  # optimizer steps between two lines of metrics.jsonl
-        self.best_effort = BestEffort()
+        self.warn_on_error = WarnOnError()
         self.boards: Boards | None = None
         self.pace = Pace(group)
         self._epoch_losses: list[float] = []  # of this process's steps in this epoch
@@ -66,17 +66,17 @@ class Metrics:
             return
         path = folder / "metrics.jsonl"
         self._part = f"{path} (losses and scores)"
-        lines = self.best_effort(self._part, lambda: keep_lines(path, saved.get("lines", 0))) or []
+        lines = self.warn_on_error(self._part, lambda: keep_lines(path, saved.get("lines", 0))) or []
         self._num_lines, self._window = len(lines), saved.get("window", [])
-        self._file = self.best_effort(self._part, lambda: path.open("a", encoding="utf-8"))
+        self._file = self.warn_on_error(self._part, lambda: path.open("a", encoding="utf-8"))
         last = lines[-1] if lines and lines[-1]["step"] == step else {"kind": "none"}
         # Unless its validation is done, the resumed run writes the points of `step` again.
         purge_step = step + 1 if last["kind"] == "val" else step
-        boards = Boards(self.best_effort, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
+        boards = Boards(self.warn_on_error, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
         self.boards = boards
         if last["kind"] == "train":
             # The run repeats the validation after this step, so write the step's curve first.
-            self.best_effort(f"curves at step {step}", lambda: boards.write(step, _scalars(last), {}))
+            self.warn_on_error(f"curves at step {step}", lambda: boards.write(step, _scalars(last), {}))
 
     def loss_text(self) -> str:
         """Return the mean loss, and pixel accuracy if measured, of this process's steps in the epoch, as text."""
@@ -91,13 +91,13 @@ class Metrics:
         """
         self.read_step()
         if self._file:
-            self.best_effort(self._part, partial(os.fsync, self._file.fileno()))
+            self.warn_on_error(self._part, partial(os.fsync, self._file.fileno()))
         if self.boards:
             self.boards.flush()
         wandb_id = self.boards.wandb_id if self.boards else ""
         return {"lines": self._num_lines, "window": self._window, "wandb_id": wandb_id}
 
-    def steps(self, steps: Iterable, *, total: int, title: str) -> Iterator:
+    def watch(self, steps: Iterable, *, total: int, title: str) -> Iterator:
         """Iterate over an epoch's optimizer steps with a progress bar. Call log_step() for each, and end_epoch()."""
         self._epoch_losses, self._epoch_hits = [], []
         self._seconds, self._images, self._step_began = 0.0, 0, time.perf_counter()
@@ -182,7 +182,7 @@ class Metrics:
         self, state: TrainState, scores: Scores, class_names: list[str], draw: Callable[[], list[np.ndarray]]
     ) -> None:
         """Write a validation's scores to metrics.jsonl and the boards. draw: returns pictures, (H, W, 3) uint8."""
-        panels = (self.best_effort("pictures of the validation", draw) if self.boards else None) or []
+        panels = (self.warn_on_error("pictures of the validation", draw) if self.boards else None) or []
         scalars = {f"val/{name}": scores[name] for name in ("miou", "mean_dice", "pixel_acc", "mean_acc")}
         for kind in ("iou", "dice"):
             values = zip(class_names, scores[kind], strict=True)
@@ -194,7 +194,7 @@ class Metrics:
     def _write(self, line: dict, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         """Write a line to metrics.jsonl, and its curves and pictures to the boards, on rank 0."""
         if self.boards:
-            self.best_effort(self._part, partial(self._write_line, line))
+            self.warn_on_error(self._part, partial(self._write_line, line))
             self.boards.write(line["step"], scalars, pictures)
 
     def _write_line(self, line: dict) -> None:
@@ -208,7 +208,7 @@ class Metrics:
         if self.boards:
             self.boards.close(failed=failed)
         if self._file:
-            self.best_effort(self._part, self._file.close, closes=True)
+            self.warn_on_error(self._part, self._file.close, closes=True)
 
 
 def _share(hits: list[list[int]]) -> float | None:

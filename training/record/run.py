@@ -37,7 +37,7 @@ class Run:
         self.group = group
         self.folder: Path | None = None  # on rank 0, once it is open
         self.metrics = Metrics(group)
-        self.best_effort = self.metrics.best_effort
+        self.warn_on_error = self.metrics.warn_on_error
         self.writer = checkpoint.Writer()
         self._log_file: TextIO | None = None
         self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
@@ -68,7 +68,7 @@ class Run:
             self.folder, self._log_file = plan.folder, folder.open_log(plan.folder)
         else:
             self.folder, self._log_file = folder.create(Path(cfg.logdir), cfg.name)
-        self._handler = FileHandler(self._log_file, self.best_effort)
+        self._handler = FileHandler(self._log_file, self.warn_on_error)
         self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self._early_lines.setTarget(self._handler)
         self._early_lines.close()
@@ -83,19 +83,19 @@ class Run:
             write_atomic(file.with_name("config.yaml.old"), memoryview(old))
         write_atomic(file, text, sync=True)
 
-    def show_samples(self, draw: Callable[[], np.ndarray]) -> None:
+    def write_samples(self, draw: Callable[[], np.ndarray]) -> None:
         """Write augmented.jpg of a new run: draw() returns a picture of training samples, (H, W, 3) uint8."""
         if self.is_new and self.folder:
             file = self.folder / samples.FILE
-            self.best_effort(f"{file.name} (training samples)", partial(self._write_samples, draw, file))
+            self.warn_on_error(f"{file.name} (training samples)", partial(self._save_picture, draw, file))
 
     def report_with_next_save(self, write: Callable[[Path], object]) -> None:
         """Let the next save() call write(path of the report) first, on rank 0. An error there becomes a warning."""
         if self.folder:
             path = self.folder / folder.REPORT
-            self._report = lambda: self.best_effort(f"{path} (the report)", lambda: write(path), retry=True)
+            self._report = lambda: self.warn_on_error(f"{path} (the report)", lambda: write(path), retry=True)
 
-    def _write_samples(self, draw: Callable[[], np.ndarray], file: Path) -> None:
+    def _save_picture(self, draw: Callable[[], np.ndarray], file: Path) -> None:
         picture = draw()
         write_atomic(file, encode(Image.fromarray(picture), "JPEG", quality=JPEG_QUALITY))
         if self.metrics.boards:
@@ -126,7 +126,7 @@ class Run:
         self.metrics.close(failed=error is not None)
         if self._log_file:
             log.removeHandler(self._handler)
-            self.best_effort(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
+            self.warn_on_error(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
         # A run that diverged would diverge again.
         if can_resume and isinstance(error, UserError) and not isinstance(error, DivergedError):
             raise UserError(f"{error}; {resume_hint(self.cfg, self.group, self.folder)}") from None

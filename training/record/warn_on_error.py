@@ -10,7 +10,7 @@ T = TypeVar("T")
 log = logging.getLogger("segtrain")
 
 
-class BestEffort:
+class WarnOnError:
     """Do what accompanies training, such as boards, pictures and the report. An error there becomes one warning."""
 
     def __init__(self) -> None:
