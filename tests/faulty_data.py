@@ -1,5 +1,6 @@
 """Data sets with every fault that the data check knows, and the files that it should name."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -20,6 +21,30 @@ def label(*values: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
     return np.repeat(np.array(values, np.uint8)[np.arange(width) * len(values) // width][None], height, axis=0)
 
 
+def put(path: Path, values: np.ndarray | Image.Image, **options) -> Path:
+    """Save an image, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (values if isinstance(values, Image.Image) else Image.fromarray(values)).save(path, **options)
+    return path
+
+
+# Damages of a folder's files
+def remove(path: str) -> Callable[[Path], None]:
+    return lambda root: (root / path).unlink()
+
+
+def truncate(path: str) -> Callable[[Path], None]:
+    return lambda root: (root / path).write_bytes((root / path).read_bytes()[: (root / path).stat().st_size // 2])
+
+
+def save(path: str, pixels: np.ndarray) -> Callable[[Path], Path]:
+    return lambda root: put(root / path, pixels)
+
+
+def write(path: str, text: str) -> Callable[[Path], int]:
+    return lambda root: (root / path).write_text(text)
+
+
 class Drawn:
     """A data set that is drawn file by file, in plain folders or the layout of ScribbleSup."""
 
@@ -28,10 +53,7 @@ class Drawn:
         self.folders = {"image": "images", "mask": "masks"} | folders
 
     def put(self, kind: str, file: str, values: np.ndarray | Image.Image, **options) -> Path:
-        path = self.root / self.folders[kind] / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (values if isinstance(values, Image.Image) else Image.fromarray(values)).save(path, **options)
-        return path
+        return put(self.root / self.folders[kind] / file, values, **options)
 
     def pair(self, name: str, image=None, mask=None, *, suffix: str = ".png", **options) -> None:
         self.put("image", name + suffix, picture(name) if image is None else image, **options)

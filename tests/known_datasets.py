@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from faulty_data import label, picture
+from faulty_data import label, picture, put
 from PIL import Image
 
 # Released number: class, from the authors' own tables (helpers/labels.py of cityscapesScripts; the 11 unused things of
@@ -21,12 +21,10 @@ def stripes(*values: int, columns: int = 2) -> np.ndarray:
     return label(*values, height=HEIGHT, width=columns * len(values))
 
 
-def put(path: Path, values: np.ndarray, palette: bool = False) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def with_palette(values: np.ndarray) -> Image.Image:
     image = Image.fromarray(values)
-    if palette:
-        image.putpalette(np.random.default_rng(0).integers(0, 256, 768, np.uint8).tobytes())
-    image.save(path)
+    image.putpalette(np.random.default_rng(0).integers(0, 256, 768, np.uint8).tobytes())
+    return image
 
 
 def draw_cityscapes(root: Path) -> Path:
@@ -74,8 +72,8 @@ def draw_voc_sbd(root: Path, aug: bool = True) -> Path:
         (root / "Annotations").mkdir(exist_ok=True)
         (root / f"Annotations/{name}.xml").write_text(f"<annotation><filename>{name}.jpg</filename></annotation>\n")
         if name != "2008_000002":
-            put(root / f"SegmentationClass/{name}.png", stripes(*range(21), 255, columns=3), palette=True)
-            put(root / f"SegmentationObject/{name}.png", stripes(*range(22), columns=3), palette=True)
+            put(root / f"SegmentationClass/{name}.png", with_palette(stripes(*range(21), 255, columns=3)))
+            put(root / f"SegmentationObject/{name}.png", with_palette(stripes(*range(22), columns=3)))
         if aug:
             values = stripes(*range(21), 0 if name == "2008_000002" else 255, columns=3)
             put(root / f"SegmentationClassAug/{name}.png", values)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_data import Drawn, draw_clean, label, picture
-from known_datasets import put
+from faulty_data import Drawn, draw_clean, label, picture, put
 from test_check import report
 
 from data.guess import GUESSED, guess_endings, guess_flags

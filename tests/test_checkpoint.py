@@ -1,5 +1,6 @@
 """Checkpoint files: whole or refused, the newest whole one used, no more of them than asked for."""
 
+import json
 import pickle
 import shutil
 import struct
@@ -185,6 +186,17 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
         "checkpoints after step 3, or truncated, were renamed to *.old: best.pt, last.pt, step_00000006.pt"
         in (folder / "train.log").read_text()
     )
+
+
+def test_a_line_that_a_resumed_run_writes_has_the_types_of_the_first_run(demo_run):
+    """The checkpoint of step 4 is saved before the epoch's last line of metrics.jsonl, and holds what it will say."""
+    words = {"name": "x", "epochs": 2, "log_interval": 3, "save_step_frequency": 4, "keep": 0}
+    folder = demo_run(**words)
+    before = read_metrics(folder, "train")
+    assert [line["step"] for line in before] == [3, 4, 6, 8]
+    demo_run(**words, resume=folder / "step_00000004.pt")
+    texts = [json.dumps(line | {"images_per_s": 0}) for line in read_metrics(folder, "train")]
+    assert texts == [json.dumps(line | {"images_per_s": 0}) for line in before]
 
 
 def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 from conftest import ALONE, flags, read_metrics, run_train, score
-from faulty_data import picture
-from known_datasets import CITYSCAPES, COCO, put
+from faulty_data import picture, put
+from known_datasets import CITYSCAPES, COCO
 from PIL import Image
 
 from data.classes import PRESETS, read_classes, voc_colours

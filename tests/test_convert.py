@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 from annotated import CLASSES, COLOURS, Picture, draw_pictures, write_coco
+from faulty_data import put
 from PIL import Image
 
 from data.classes import read_classes
@@ -243,11 +244,9 @@ def test_colours_are_found(tmp_path):
     assert (mask_of(tmp_path / "two", "picture_0") == order[drawn(pictures[0])] - 1).all()  # uint8: 0 - 1 is 255
 
 
-def put(root: Path, name: str, mask: Image.Image) -> None:
-    for folder in ("images", "masks"):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-    mask.save(root / f"masks/{name}.png")
-    Image.new("RGB", mask.size).save(root / f"images/{name}.png")
+def put_pair(root: Path, name: str, mask: Image.Image) -> None:
+    put(root / f"masks/{name}.png", mask)
+    put(root / f"images/{name}.png", Image.new("RGB", mask.size))
 
 
 def test_colours_that_smoothing_left_are_no_classes(tmp_path, capsys):
@@ -256,7 +255,7 @@ def test_colours_that_smoothing_left_are_no_classes(tmp_path, capsys):
     cv2.circle(mask, (30, 30), 15, (255, 0, 0), -1, cv2.LINE_AA)
     mask[3:12, 60:70] = mask[20:50, 60:62] = (0, 255, 0)
     mask[50:, 70:] = (0, 128, 0)
-    put(tmp_path / "smooth", "a", Image.fromarray(mask))
+    put_pair(tmp_path / "smooth", "a", Image.fromarray(mask))
     number = len(np.unique(mask.reshape(-1, 3), axis=0))
     assert number > 10
     assert convert("colours", tmp_path / "smooth", tmp_path / "out") == 1
@@ -271,7 +270,7 @@ def test_colours_that_smoothing_left_are_no_classes(tmp_path, capsys):
     true[:, 40:] = 250
     for number in range(1, 5):
         true[10 * number : 10 * number + 8, 20 * number - 15] = 50 * number
-    put(tmp_path / "true", "a", Image.fromarray(true))
+    put_pair(tmp_path / "true", "a", Image.fromarray(true))
     assert convert("colours", tmp_path / "true", tmp_path / "two") == 0
     assert len(read_classes(str(tmp_path / "two/classes.txt"), None).names) == 6
 
@@ -281,7 +280,7 @@ def test_a_colour_that_is_almost_another_is_named(tmp_path, capsys):
     for at, red in enumerate((254, 255, 255, 255, 255)):
         others = [(0, 0, 254), (0, 252, 0)] if at == 4 else []
         pixels = np.array([[(red, 0, 0), (0, 0, 255), *(others or [(0, 255, 0)] * 2)]], np.uint8)
-        put(tmp_path / "in", f"{at}", Image.fromarray(pixels))
+        put_pair(tmp_path / "in", f"{at}", Image.fromarray(pixels))
     assert convert("colours", tmp_path / "in", tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "#fe0000 (1 mask(s)) is almost #ff0000: if they are one class" in said
@@ -294,13 +293,13 @@ def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):
     """A palette mask counts by its colours; transparent pixels are unlabelled; VOC's outlines and others are 255."""
     palette = Image.fromarray(np.array([[7, 0, 9]], np.uint8))
     palette.putpalette([0, 0, 0] + [1, 1, 1] * 6 + [128, 0, 0] + [1, 1, 1] + [0, 128, 0])
-    put(tmp_path / "in", "a", palette)
+    put_pair(tmp_path / "in", "a", palette)
     pixels = [(128, 0, 0, 255), (0, 128, 0, 0), (224, 224, 192, 255)]
-    put(tmp_path / "in", "b", Image.fromarray(np.array([pixels], np.uint8)))
+    put_pair(tmp_path / "in", "b", Image.fromarray(np.array([pixels], np.uint8)))
     assert convert("colours", tmp_path / "in", tmp_path / "out", "--classes", "voc") == 0
     assert mask_of(tmp_path / "out", "a").tolist() == [[1, 0, 2]]
     assert mask_of(tmp_path / "out", "b").tolist() == [[1, 0, 255]]
-    put(tmp_path / "in", "c", Image.new("RGB", (3, 1), (9, 9, 9)))
+    put_pair(tmp_path / "in", "c", Image.new("RGB", (3, 1), (9, 9, 9)))
     assert convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc") == 1
     assert mask_of(tmp_path / "two", "c").tolist() == [[255] * 3]
     assert "class '#090909': not in the list of classes: ignored (255) in 1 place(s)" in capsys.readouterr().err

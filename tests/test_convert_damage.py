@@ -11,7 +11,7 @@ import annotated
 import numpy as np
 import pytest
 from annotated import Picture
-from faulty_data import exif
+from faulty_data import exif, remove, save, truncate, write
 from PIL import Image
 from test_convert import convert, drawn, mask_of
 
@@ -26,6 +26,7 @@ PICTURES = [
     Picture(name, NOISE, [("cat", "polygon", SQUARE), ("dog", "mask", (5, 6, np.ones((4, 5), bool)))])
     for name in ("bad", "good")
 ]
+POLYGONS = [picture._replace(shapes=picture.shapes[:1]) for picture in PICTURES]
 NAN = float("nan")
 
 
@@ -52,20 +53,8 @@ def replace(path: str, old: str, new: str) -> Callable[[Path], None]:
     return damage
 
 
-def truncate(path: str) -> Callable[[Path], None]:
-    return lambda root: (root / path).write_bytes((root / path).read_bytes()[: (root / path).stat().st_size // 2])
-
-
-def remove(path: str) -> Callable[[Path], None]:
-    return lambda root: (root / path).unlink()
-
-
 def copy(path: str, target: str) -> Callable[[Path], None]:
     return lambda root: shutil.copy(root / path, root / target)
-
-
-def save(path: str, pixels: np.ndarray) -> Callable[[Path], None]:
-    return lambda root: Image.fromarray(pixels).save(root / path)
 
 
 def swap_sides(root: Path, turn: int) -> None:
@@ -170,7 +159,20 @@ COLOURS = [
     (lambda root: (root / M).rename(root / "masks/bad.jpg"), "JPEG compression changes label values", "skip"),
     (save(M, MANY), "768 colours, as smoothing or JPEG leave them", "skip"),
 ]
-CASES = {"labelme": LABELME, "coco": COCO, "cvat": CVAT, "colours": COLOURS}
+LINE = "0 0.1 0.2 0.3 0.4 0.5 0.6\n"
+YOLO = [
+    (write("labels/bad.txt", text), message, "skip")
+    for text, message in (
+        (f"{LINE}0 0.5 0.5 0.1 0.1\n", r"bad\.txt line 2: a box, which has no outline"),
+        ("0 0.1 0.2 0.3 0.4 0.5\n", r"bad\.txt line 1: expected a class number, then x y of each point"),
+        (LINE.replace("0 ", "cat ", 1), r"bad\.txt line 1: expected a class number"),
+        (LINE.replace("0 ", f"{'1' * 5000} ", 1), r"bad\.txt line 1: expected a class number"),
+        (LINE.replace("0.1", "0.1_2"), r"bad\.txt line 1 \(cat\): coordinates that are not numbers"),
+        (LINE.replace("0.1", "x"), r"bad\.txt line 1 \(cat\): coordinates that are not numbers"),
+        ("0 10 20 30 40 50 60\n", "coordinates must be fractions of the image's width and height"),
+    )
+]
+CASES = {"labelme": LABELME, "coco": COCO, "cvat": CVAT, "colours": COLOURS, "yolo": YOLO}
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +180,8 @@ def undamaged(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("undamaged")
     annotated.write_colours(folder / "colours", PICTURES, drawn)
     (folder / "colours/classes.txt").write_text("background #000000\ncat #c8000a\ndog #00dc1e\n")
-    for kind in ("labelme", "coco", "cvat"):
-        getattr(annotated, f"write_{kind}")(folder / kind, PICTURES)
+    for kind in ("labelme", "coco", "cvat", "yolo"):
+        getattr(annotated, f"write_{kind}")(folder / kind, POLYGONS if kind == "yolo" else PICTURES)
     return {kind: folder / kind for kind in CASES}
 
 
@@ -201,7 +203,7 @@ def test_damage_is_named_and_the_rest_is_written(tmp_path, undamaged, kind, dama
     lines = [line for line in capsys.readouterr().err.splitlines() if line and "converting" not in line]
     assert len(lines) == 1 + 2 * (fate == "lost"), lines
     assert re.search(message, lines[0])
-    assert (mask_of(out, "good") == drawn(PICTURES[1])).all()
+    assert (mask_of(out, "good") == drawn((POLYGONS if kind == "yolo" else PICTURES)[1])).all()
     for folder in ("masks", "images"):
         assert (out / folder / "bad.png").exists() == (fate == "keep")
 

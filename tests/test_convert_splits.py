@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 from annotated import Picture
-from PIL import Image
+from faulty_data import put
 from test_convert import convert, mask_of
 
 from support.errors import UserError
@@ -24,8 +24,7 @@ COCO_NAMES = {"train/a", "train/b", "val/a", "val/c", "test/a"}
 
 
 def save(path: Path, size: tuple[int, int] = (24, 32), value: int = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((*size, 3), value, np.uint8)).save(path)
+    put(path, np.full((*size, 3), value, np.uint8))
 
 
 def outputs(out: Path, folder: str = "masks") -> set[str]:

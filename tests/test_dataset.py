@@ -96,6 +96,7 @@ WEBP_META = {"icc_profile": b"x" * 200, "exif": exif(1).tobytes()}  # chunks in 
         ("a.webp", {"quality": 90}, "lossy WebP"),
         ("a.webp", {"quality": 90, **WEBP_META}, "lossy WebP"),
         ("a.png", {"format": "WEBP", "quality": 90}, "lossy WebP"),
+        ("a.png", {"format": "JPEG"}, "JPEG"),
         ("a.bmp", {"format": "MPO", "save_all": True, "append_images": [Image.new("L", (9, 6))]}, "JPEG"),
         ("a.webp", {"lossless": True, **WEBP_META}, None),
         *[("a.tif", {"compression": codec}, None) for codec in ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate")],

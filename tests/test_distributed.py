@@ -82,7 +82,7 @@ def test_same_run_at_any_number_of_processes_with_batch_norm_over_all_of_them(un
     """
     words = flags(
         dataset_path=uneven_labels, logdir=tmp_path, epochs=3, batchsize=None, val_epoch_frequency=3, l_lorm=0.01,
-        model_type="res50_ASPP_lorm", layers=layers, sync_bn="on", lr_scaling="none", ema=0.9,
+        model_type="res50_ASPP_lorm", layers=layers, sync_bn="on", lr_scaling="none", ema=0.9, val_batchsize=1,
     )  # fmt: skip
     for world_size, more in own.items():
         more = [*words, *more, "--total_batchsize", "4", "--name", str(world_size)]

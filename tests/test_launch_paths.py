@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPO, assert_same_run, flags, free_port, start, start_group, succeed
+from conftest import REPO, assert_same_run, flags, free_port, python_server, start, start_group, succeed
 
-pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # its processes are new interpreters
+pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # two of its tests start new interpreters
 TRAIN = str(REPO / "train.py")
 
 
@@ -28,7 +28,7 @@ def expected(values, tmp_path_factory):
 
 
 def program(command: list[str], cwd: Path, **env) -> list[subprocess.Popen]:
-    env = os.environ | {"PYTHON": sys.executable, "NUM_GPUS": "2", "OMP_NUM_THREADS": "1"} | env
+    env = os.environ | {"NUM_GPUS": "2", "OMP_NUM_THREADS": "1"} | python_server().env | env
     return [subprocess.Popen(command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)]
 
 

@@ -27,14 +27,25 @@ NAMES = ["earth", "disc", "square", "triangle", "cross"]
 WORDS = {"dataset_path": "own", "dataset": "Dense", "model_type": "res50_ASPP", "classes": "own/names.txt"}
 
 
+@pytest.fixture(scope="module")
+def place(demo_root, tmp_path_factory) -> Path:
+    """A run in log/x on own/, with names and a label map: labels 0 and 1 are swapped. All its paths are relative."""
+    place = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        shutil.copytree(demo_root, "own")
+        Path("own/names.txt").write_text("\n".join(["earth #010203", *NAMES[1:]]))
+        Path("own/map.txt").write_text("0 1\n1 0\n2-4 2-4")
+        run_train(**WORDS, logdir="log", name="x", label_map="own/map.txt", ema=0.5, log_interval=7)
+    return place
+
+
 @pytest.fixture
-def folder(demo_root, tmp_path, monkeypatch) -> Path:
-    """A run in log/x on own/, with names and a label map: labels 0 and 1 are swapped."""
+def folder(place, tmp_path, monkeypatch) -> Path:
+    """A copy of the run, in the present folder."""
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(demo_root, "own")
-    Path("own/names.txt").write_text("\n".join(["earth #010203", *NAMES[1:]]))
-    Path("own/map.txt").write_text("0 1\n1 0\n2-4 2-4")
-    return run_train(**WORDS, logdir="log", name="x", label_map="own/map.txt", ema=0.5, log_interval=7)
+    return Path("log/x")
 
 
 def test_a_moved_checkpoint_needs_no_other_file(folder, demo_root, tmp_path, monkeypatch, capsys):

@@ -22,7 +22,7 @@ def reported(folder) -> tuple[int, float, list[int]]:
     return step, page["scores"]["miou"], [line["step"] for line in page["curves"]["val"]]
 
 
-def test_run_ends_after_n_validations_without_a_better_one(demo_run, capsys):
+def test_run_ends_after_n_validations_without_a_better_one_and_again_if_it_is_resumed(demo_run, capsys):
     folder = demo_run(**STILL)
     output = capsys.readouterr().out
     assert steps(folder, "val") == [4, 8, 12]
@@ -31,12 +31,8 @@ def test_run_ends_after_n_validations_without_a_better_one(demo_run, capsys):
     assert checkpoint.read_run(folder / "best.pt").step == 4
     assert f"{folder / 'best.pt'}, step 4:" in output
     assert reported(folder) == (4, read_metrics(folder, "val")[0]["miou"], [4, 8, 12])
-
-
-def test_resumed_run_has_nothing_left_to_do_or_goes_on_with_more_patience(demo_run, capsys):
-    folder = demo_run(**STILL)
+    # Resumed, it has nothing left to do, and goes on with more patience.
     lines = (folder / "metrics.jsonl").read_text()
-    capsys.readouterr()
     demo_run(**STILL, resume="auto")
     output = capsys.readouterr().out
     assert "there is nothing left to do" in output

@@ -263,7 +263,6 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
         (["--input", "a.png", "--output", "a.png/out"], "--output a.png/out: a.png is a file"),
         (["--input", "data/images", "--output", "data"], "--output data: has the images of --input in it"),
         (["--input", "data/images", "--output", "data/images/x"], "which programs read as input"),
-        (["--input", "a.png", "--output", "data/masks"], "which programs read as input"),
         (["--input", "a.png", "--output", "mask.png"], "--output mask.png: ends like a file"),
         (["--input", "a.png", "--long_side", "60000"], ".pt with --long_side 60000, --window 0"),
         (["--input", "a.png", "--window", "60000"], ".pt with --long_side 0, --window 60000"),

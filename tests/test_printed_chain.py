@@ -8,8 +8,7 @@ import annotated
 import numpy as np
 import pytest
 from annotated import Picture, draw_pictures
-from faulty_data import label, picture, turned
-from known_datasets import put
+from faulty_data import label, picture, put, turned
 from PIL import Image
 
 import train
@@ -90,6 +89,8 @@ def test_exports_of_tools(tmp_path, capsys, monkeypatch, kind):
     monkeypatch.chdir(Path(__file__).parent.parent)
     pictures = [Picture(f"foto ä{number}", *item[1:]) for number, item in enumerate(draw_pictures(5, kinds="polygon"))]
     getattr(annotated, f"write_{kind}")(tmp_path / "mein Export", pictures)
+    if kind != "labelme":  # the run is then like that of the other tools
+        monkeypatch.setattr(train, "main", lambda words: 0)
     assert follow(tmp_path / "mein Export", capsys) == ["tools.convert", "tools.split"]
 
 

@@ -38,7 +38,6 @@ if __name__ == "__main__":
     ("number", "send", "status", "said"),
     [
         (signal.SIGTERM, os.kill, 75, ["stopped by SIGTERM; run the same command again"]),
-        (signal.SIGUSR1, os.killpg, 75, ["stopped by SIGUSR1; run the same command again"]),
         (signal.SIGTERM, os.killpg, 75, ["stopped by SIGTERM; run the same command again"]),
         (signal.SIGINT, os.killpg, 130, ["interrupted"]),  # Ctrl-C reaches all processes
         (signal.SIGKILL, os.kill, -signal.SIGKILL, None),

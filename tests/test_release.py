@@ -1,8 +1,5 @@
 """configs/cdsp_release.yaml against a plain implementation of the released recipe."""
 
-import os
-import signal
-import time
 from collections import Counter
 
 import numpy as np
@@ -14,6 +11,7 @@ from released import NarrowResNet, Plain, released_state_dict
 
 import train
 import utils
+from distributed.group import Stopped
 from flags import parse_flags
 from support.errors import STOPPED
 from training.settle import split_batchsize
@@ -51,8 +49,7 @@ def test_three_steps_of_the_release_config_are_the_released_ones(demo_root, tmp_
     def update_and_stop(state, *args):
         update(state, *args)
         if state.step == NUM_STEPS:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.1)  # for the thread that notes it
+            raise Stopped("SIGTERM")
 
     monkeypatch.setattr(TrainState, "optimizer_step", update_and_stop)
     words = ["--config", str(REPO / "configs/cdsp_release.yaml"), "--dataset_path", str(demo_root), "--classes", ""]

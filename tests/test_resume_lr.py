@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import FLOAT64, finish, flags, read_metrics, start, start_group, succeed
+from conftest import flags
 
 from data.sampler import TrainSampler
 from distributed.group import Group
 from flags import parse_flags
-from support.errors import STOPPED, UserError
-from training import checkpoint
+from support.errors import UserError
 from training.record.messages import log_schedule
 from training.schedule import Schedule
 from training.settle import split_batchsize
@@ -119,19 +118,3 @@ def test_warm_up_ends_where_it_did(batch, new_batch, length, warmup):
     assert at(old, steps - 2) < 0.5 > at(old, steps + 1)
     assert at(new, end - 1) == at(new, end) == 0.5
     assert at(new, end - 2) < 0.5 > at(new, end + 1)
-
-
-@pytest.mark.parametrize(
-    ("words", "then_words", "factor"),
-    [("--batchsize 2", "--total_batchsize 4", 2.0), ("--total_batchsize 4", "--batchsize 4", 1.0)],
-)
-def test_run_of_two_processes_continues_with_one_at_its_lr(demo_flags, tmp_path, words, then_words, factor):
-    """8 images in global batches of 4, 3 epochs: 6 steps, stopped after the third."""
-    model = {"dataset": "Dense", "model_type": "res50_ASPP", "freeze_bn": True}
-    base = demo_flags(**model, epochs=3, batchsize=None, name="x")
-    finish(start_group(2, [*base, *words.split()], tmp_path, FLOAT64, STOP_AT_STEP=3), status=STOPPED)
-    file = tmp_path / "x" / "last.pt"
-    succeed([start([*base, *then_words.split(), "--resume", str(file)], tmp_path, FLOAT64)])
-    expected = [0.01 * factor * 0.5 * (1 + math.cos(math.pi * step / 6)) for step in range(6)]
-    assert [line["lr"] for line in read_metrics(tmp_path / "x", "train")] == pytest.approx(expected, rel=1e-9)
-    assert checkpoint.read_run(file).origin["lr_factor"] == factor

@@ -214,8 +214,6 @@ def test_a_user_error_is_one_line(words, demo_root, tmp_path):
     other = shutil.copytree(demo_root, tmp_path / "other")
     put(other / "pascal_2012_scribble/demo_0003.png", np.zeros((4, 5), np.uint8))
     with refused(f"{other}/pascal_2012_scribble/demo_0003.png: 5x4 pixels, but its image"):
-        main([str(other), *words[1:], "--train_path", "pascal_2012_scribble", "--output", str(tmp_path / "x")])
-    with refused(f"{other}/pascal_2012_scribble/demo_0003.png: 5x4 pixels, but its image"):
         main([str(other), *words[1:], "--output", str(tmp_path / "x")])
     (tmp_path / "names.txt").write_text("a\nsuggested: b\nc\nd\ne\n")
     with refused("a class is named 'suggested: b', as suggestions are"):

@@ -185,7 +185,8 @@ def _measured(value: Any, where: str) -> Any:
     """Return what a step measured, a number or two counts: the labelled pixels, and those predicted right."""
     if isinstance(value, list) and len(value) != 2:
         raise UserError(f"{where}: must be two numbers")
-    return _checked(value, [COUNT] if isinstance(value, list) else FINITE, where)
+    number = COUNT if type(value) is int else FINITE  # a resumed run writes it to metrics.jsonl as it was
+    return _checked(value, [COUNT] if isinstance(value, list) else number, where)
 
 
 def _dict(value: Any, where: str) -> dict:
@@ -229,7 +230,7 @@ RUN |= {"model": WEIGHTS, "ema": (WEIGHTS,), "ranks": [{"buffers": WEIGHTS}], "o
 RUN["config"] = {"amp": Flag("", "", choices=("none", "bf16", "fp16"))}
 RUN["config"] |= {name: FLAGS[name] for name in ("stride_in_1x1", "seed", "repeat")}
 RUN["origin"] = dict.fromkeys(("world_size", "global_batch", "steps_per_epoch"), POSITIVE) | {"lr_factor": FACTOR}
-STEP = {OTHERS: _measured} | dict.fromkeys(("loss", "epoch", "step", "lr"), FINITE)
+STEP = {OTHERS: _measured} | dict.fromkeys(("epoch", "step"), COUNT) | dict.fromkeys(("loss", "lr"), FINITE)
 RUN["run"] = {"lines": COUNT, "window": [STEP], "wandb_id": (TEXT,)}
 SCALER = dict.fromkeys(("scale", "growth_factor", "backoff_factor"), ABOVE_0) | {"growth_interval": POSITIVE}
 SCALER |= dict.fromkeys(("_growth_tracker", "skipped", "skipped_in_a_row"), COUNT)
