@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import shlex
 import shutil
@@ -59,13 +60,18 @@ def test_when_a_run_validates(demo_run):
 
 
 def test_the_total_follows_the_ramp_of_the_crf_loss(demo_run):
-    """Up in half of the run, 2 epochs: 4 steps of 2 images, and then 8 of 1 image, which begin at full weight."""
+    """Up in half of the run, 2 epochs: 4 steps of 2 images, and then 8 of 1 image, which begin at full weight.
+
+    The lr has then half the peak, since the checkpoint says how large a batch was at the beginning.
+    """
     scribbles = {"dataset": "ScribbleOnly", "model_type": "res50_ASPP", "l_crf": 0.2, "name": "x", "epochs": 2}
     folder = demo_run(**scribbles, save_epoch_frequency=1)
     folder = demo_run(**scribbles, batchsize=1, resume=folder / "epoch_0001.pt")
     for number, line in enumerate(read_metrics(folder, "train")):
         ramp = min(1, number / 4)
         assert line["loss"] == pytest.approx(line["losses"]["seg"] + 0.2 * ramp * line["losses"]["crf"], rel=1e-5)
+        samples, peak = (2 * number, 0.01) if number < 4 else (4 + number, 0.005)
+        assert line["lr"] == pytest.approx(peak * 0.5 * (1 + math.cos(math.pi * samples / 16)))
 
 
 def test_metrics_and_then_the_checkpoint_are_synced_to_the_disk(demo_run, monkeypatch):
