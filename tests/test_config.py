@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import REPO, refused
 
-from flags import DEMO_CONFIG, FLAGS, READER, Config, as_dict, changes, check_flags, dump, parse_flags
+from flags import DEMO_CONFIG, FLAGS, READER, Config, as_dict, as_words, changes, check_flags, dump, parse_flags
 from flags.declare import per_rank
 from flags.loss_weights import LOSSES
 from flags.programs import EVALUATE, EXPORT, PREDICT
@@ -225,6 +225,14 @@ def test_sections_stages_and_the_command_line(tmp_path):
     assert (cfg.total_batchsize, cfg.max_steps, cfg.warmup_steps) == (0, 0, -1)
     text = "dataset_path: x\ntotal_batchsize: 32\nstages:\n  one: {batchsize: 2}\n"
     assert parse_file(file, text, "--stage", "one").total_batchsize == 0
+
+
+def test_flags_with_values_that_begin_with_a_dash_survive_the_command_line():
+    """The commands that programs print have words of as_words()."""
+    words = as_words({"label_suffix": "-mask", "name": "-x", "value_range": (-1e-05, 0.3), "lr": 0.1})
+    cfg = parse_flags([*DATA, *words])
+    assert (cfg.label_suffix, cfg.name, cfg.value_range, cfg.lr) == ("-mask", "-x", (-1e-05, 0.3), 0.1)
+    assert parse_flags([*DATA, "--value_range", "-1e-05", "-.5e-7"]).value_range == (-1e-05, -5e-08)
 
 
 def test_dashes_equal_underscores_and_switches_have_a_no():

@@ -142,6 +142,8 @@ def test_in_mid_epoch_the_list_seed_and_repeat_stay(demo_root, tmp_path, demo_ru
     checkpoint.write(folder / "damaged.pt", checkpoint.to_bytes(vars(saved)))
     with refused("the training list has changed in the middle of an epoch"):
         resume(resume=folder / "damaged.pt")
+    new = resume(resume=folder / "damaged.pt", reset_data_offset=True, name="new")  # its position does not count
+    assert read_metrics(new, "train")[-1]["step"] == 4
     names = root / "ImageSets/SegmentationAug/train.txt"
     names.write_text("\n".join(reversed(names.read_text().split())))
     with refused("the training list has changed in the middle of an epoch"):
