@@ -1,9 +1,14 @@
 """--cuda_graph: the same run, bit for bit, by a network that replays recorded operations (recorded_graphs.py)."""
 
+import copy
+
 import pytest
+import recorded_graphs
 import torch
 from conftest import FAULTS, finish, flags, start_group, succeed
 
+import models
+from models.captured import capture_network
 from support.errors import STOPPED
 from training import checkpoint
 
@@ -30,6 +35,19 @@ def test_same_run_with_and_without(demo_root, tmp_path, world_size, case):
     one, other = (checkpoint.read_run(tmp_path / name / "last.pt") for name in ("with", "without"))
     for part in ("model", "ema", "optimizer", "ranks"):
         torch.testing.assert_close(getattr(one, part), getattr(other, part), rtol=0, atol=0)
+
+
+def test_evaluation_and_copies_do_not_replay(monkeypatch):
+    recorded_graphs.install(monkeypatch)
+    model, images = models.build("res50_ASPP", layers=50, num_classes=3), torch.zeros(2, 33, 33, 3, dtype=torch.uint8)
+    names = list(model.state_dict())
+    capture_network(model, images, None)
+    assert list(model.state_dict()) == names
+    for one in (model.eval(), copy.deepcopy(model).train()):
+        one(images[:, :17])
+    assert recorded_graphs.Graph.replays == 0
+    model.train()(images)
+    assert recorded_graphs.Graph.replays == 1
 
 
 @pytest.mark.parametrize(
