@@ -221,7 +221,7 @@ def test_a_run_resumed_by_file_stays_in_its_folder_and_says_so(demo_run, demo_fl
     folder = demo_run(name="x").rename(tmp_path / "copy")
     (folder / "config.yaml").write_text("seed: 3  # mine")
     demo_run(name="new", resume=folder / "last.pt", epochs=2)
-    said = f"the run goes on in {folder}, not in {tmp_path / 'new'}: add --reset_data_offset to start a new run"
+    said = f"the run goes on in {folder}, not in {tmp_path / 'new'}: to start a new run in {tmp_path / 'new'}"
     assert said in capsys.readouterr().out
     assert (folder / "config.yaml.old").read_text() == "seed: 3  # mine"
     assert not (tmp_path / "new").exists()

@@ -102,5 +102,5 @@ def test_it_works_beside_modules_of_the_same_names(project):
     assert predict.main([*words, "clone", "--workers", "0"]) == 0
     assert (project / "mask.png").read_bytes() == (project / "clone/masks/a.png").read_bytes()
     run("-m", "segtrain.predict", *words, "package", "--workers", "1")
-    assert "from images and scribbles to a scored model" in run("-m", "segtrain.tools.scribbles.pipeline", "--help")
+    assert "score a model from images and scribbles" in run("-m", "segtrain.tools.scribbles.pipeline", "--help")
     assert (project / "mask.png").read_bytes() == (project / "package/masks/a.png").read_bytes()
