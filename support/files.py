@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -149,6 +148,8 @@ def check_writable(folder: Path, flag: str) -> None:
 
     Raises UserError, naming `flag`, if that fails, or if a new folder would have the name of a file.
     """
+    import tempfile  # imported here because it would slow down --help
+
     if folder.suffix.lower() in NO_FOLDER and not folder.is_dir():
         raise UserError(f"{flag} {folder}: ends like a file, but the output is a folder: use {folder.stem}")
     try:

@@ -3,8 +3,8 @@
 import re
 
 from flags import as_words
+from support.columns import padded
 from support.errors import shortened
-from support.terminal import padded
 from tools.check.counts import Counts
 from tools.check.rules import Findings
 
