@@ -163,7 +163,7 @@ LINE = "0 0.1 0.2 0.3 0.4 0.5 0.6\n"
 YOLO = [
     (write("labels/bad.txt", text), message, "skip")
     for text, message in (
-        (f"{LINE}0 0.5 0.5 0.1 0.1\n", r"bad\.txt line 2: a box, which has no outline"),
+        (f"\n{LINE}\n\n0 0.5 0.5 0.1 0.1\n", r"bad\.txt line 5: a box, which has no outline"),
         ("0 0.1 0.2 0.3 0.4 0.5\n", r"bad\.txt line 1: expected a class number, then x y of each point"),
         (LINE.replace("0 ", "cat ", 1), r"bad\.txt line 1: expected a class number"),
         (LINE.replace("0 ", f"{'1' * 5000} ", 1), r"bad\.txt line 1: expected a class number"),
