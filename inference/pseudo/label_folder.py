@@ -16,7 +16,6 @@ from torch import Tensor
 from data.dataset import SegmentationDataset
 from data.histogram import count_values
 from data.images import label_png
-from data.layout import has_voc_layout
 from data.sampler import EvalBatches
 from distributed import rank_checks
 from distributed.group import Group
@@ -37,14 +36,14 @@ NUM_THREADS = 4  # of each rank: make and compress labels
 def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationDataset:
     """Return the data set of a split's images, with their scribbles as "label".
 
-    train_path: folder of the scribbles; "": the one in `cfg` if it may hold scribbles, else that of VOC's layout. A
-    data set in VOC's layout is read as such even if the model was trained on plain folders.
+    train_path: folder of the scribbles; "": the one in `cfg` if it may hold scribbles, else that of VOC's layout.
     """
-    layout = "Folder" if cfg.dataset == "Folder" and not has_voc_layout(Path(cfg.dataset_path)) else "ScribbleOnly"
-    if cfg.dataset == layout or cfg.dataset.startswith("Scribble"):  # with Dense, cfg.train_path names dense masks
+    if cfg.dataset.startswith(("Folder", "Scribble")):  # with Dense, cfg.train_path names dense masks
         train_path = train_path or cfg.train_path
+    layout = "Folder" if cfg.dataset == "Folder" else "ScribbleOnly"
     if layout == "Folder" and not train_path:
-        raise UserError("--train_path is not set: --dataset Folder needs the folder of the scribbles")
+        problem = "--train_path is not set: --dataset Folder needs the folder of the scribbles"
+        raise UserError(f"{problem}, and a data set in VOC's layout needs --dataset ScribbleOnly")
     return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses, **reading(cfg))
 
 

@@ -124,7 +124,9 @@ def find_images(folder: Path, cfg: Config, flags: SuggestFlags) -> SegmentationD
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name a data set in VOC's layout, or a folder of photos")
     if flags.train_path or has_voc_layout(folder):
-        cfg = dataclasses.replace(cfg, dataset_path=str(folder), train_path="")  # not the strokes of the training
+        # Neither the strokes nor the layout of the training data count.
+        dataset = "ScribbleOnly" if cfg.dataset == "Folder" and has_voc_layout(folder) else cfg.dataset
+        cfg = dataclasses.replace(cfg, dataset=dataset, dataset_path=str(folder), train_path="")
         return label_folder.find_scribbles(cfg, flags.split or cfg.train_split, flags.train_path)
     return SegmentationDataset(Split({"image": folder}), cfg.numclasses, reader=ImageReader(**cfg.reading))
 
