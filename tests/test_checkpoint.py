@@ -249,6 +249,23 @@ def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(
     assert "damaged or missing" not in capsys.readouterr().out  # the new runs have metrics of their own
 
 
+@pytest.mark.parametrize("names", ["ground\nsky\ntree\nroad\ncar", "car\nroad\ntree\nsky\nground", "a\nb", None])
+def test_fine_tuning_on_data_with_other_class_names_is_said(demo_run, demo_root, tmp_path, capsys, names):
+    first = tmp_path / "first.txt"
+    first.write_text("ground\nsky\ntree\nroad\ncar")
+    folder = demo_run(name="x", classes=first)
+    data = shutil.copytree(demo_root, tmp_path / "data")
+    (data / "classes.txt").unlink(missing_ok=True)
+    if names:
+        (data / "classes.txt").write_text(names)
+    words = {"resume": folder / "last.pt", "reset_data_offset": True, "dataset_path": data, "numclasses": None}
+    demo_run(name="y", **words)
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if "has other class names than the checkpoint" in line]
+    assert len(said) == (names not in (None, first.read_text()))
+    assert all(f"add --classes {data / 'classes.txt'}" in line for line in said)
+
+
 @pytest.mark.parametrize(("num_ranks", "expected"), [(3, [1.0, 2.0, 3.0]), (2, [2.0, 2.0, 2.0])])
 def test_each_rank_resumes_with_its_own_batch_norm_statistics(num_ranks, expected):
     cpu = torch.device("cpu")

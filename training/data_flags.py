@@ -95,7 +95,10 @@ def choose_classes(
     given = cfg.given
     if resumed:
         kept = {name: resumed.config[name] for name in CLASS_FLAGS if name in resumed.config and name not in given}
-        return dataclasses.replace(cfg, **kept), np.zeros(0)
+        cfg = dataclasses.replace(cfg, **kept)
+        if cfg.reset_data_offset and "classes" not in given:
+            _warn_of_other_names(cfg, resumed)
+        return cfg, np.zeros(0)
     # 1. Without reading labels: the names of the classes, or a label map.
     choices = _choose_by_files(cfg, group)
     label_map = read_label_map(cfg.label_map, cfg.numclasses if "numclasses" in given else None)
@@ -127,6 +130,16 @@ def choose_classes(
     cfg = dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
     pixels = np.array([sum(row.get(number, 0) for row in train) for number in range(cfg.numclasses)], np.float64)
     return cfg, pixels / max(pixels.sum(), 1) if is_dense and train else np.zeros(0)
+
+
+def _warn_of_other_names(cfg: Config, resumed: Checkpoint) -> None:
+    """Log a warning if the file of class names in --dataset_path has others than the checkpoint, which the run keeps."""
+    file = class_file(Path(cfg.dataset_path))
+    names = read_classes(cfg.classes, cfg.numclasses, resumed.texts.get("classes")).names
+    if not file or read_classes(file, None).names == names:
+        return
+    remedy = f"if its classes are the model's, add --classes {file}; if not, use --pretrained instead of --resume"
+    log.warning(f"{file}: has other class names than the checkpoint, whose names the run keeps: {remedy}")
 
 
 def _choose_by_files(cfg: Config, group: Group) -> dict[str, tuple[Any, str]]:

@@ -62,7 +62,8 @@ def log_start(
         return
     cfg = plan.cfg
     if plan.resumed:
-        log.info(f"flags changed since the checkpoint: {changes(plan.resumed.config, cfg) or 'none'}")
+        saved = {name: value for name, value in plan.resumed.config.items() if name != "pretrained"}  # it has no effect
+        log.info(f"flags changed since the checkpoint: {changes(saved, cfg) or 'none'}")
     log_data(cfg, train_set, val_loader)
     log_losses(cfg, class_weights)
     size = sum(parameter.numel() for parameter in state.raw_model.parameters())
