@@ -133,7 +133,7 @@ def choose_classes(
 
 
 def _warn_of_other_names(cfg: Config, resumed: Checkpoint) -> None:
-    """Log a warning if --dataset_path has a file of other class names than the checkpoint, whose names the run keeps."""
+    """Log a warning if --dataset_path has a file of other class names than the checkpoint, which the run keeps."""
     file = class_file(Path(cfg.dataset_path))
     names = read_classes(cfg.classes, cfg.numclasses, resumed.texts.get("classes")).names
     if not file or read_classes(file, None).names == names:
