@@ -325,7 +325,7 @@ class RunFlags:
         return {"step": 3 if self.keep < 0 else self.keep, "epoch": max(0, self.keep)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # to make __eq__ of so many fields would slow down --help
 class Config(
     DataFlags, TrainDataFlags, AugmentationFlags, ModelFlags, TrainModelFlags, LossFlags, OptimFlags, RunFlags,
     LaunchFlags,
