@@ -88,11 +88,6 @@ class Split:
         return self.pairs[1]
 
 
-def has_voc_layout(root: Path) -> bool:
-    """Return whether a data set has VOC's layout: a folder of its lists or scribbles. Plain folders have neither."""
-    return any((root / name).is_dir() for name in (SCRIBBLES, *LISTS))
-
-
 def find_split(
     root: Path,
     dataset: str,

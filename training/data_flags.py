@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from data.classes import read_classes
+from data.classes import Classes, read_classes
 from data.guess import GUESSED, class_file, guess_flags
 from data.images.stretch import READING, choose_reading
 from data.label_check import holds_only_255, infer_num_classes, objects_as_255
@@ -95,10 +95,7 @@ def choose_classes(
     given = cfg.given
     if resumed:
         kept = {name: resumed.config[name] for name in CLASS_FLAGS if name in resumed.config and name not in given}
-        cfg = dataclasses.replace(cfg, **kept)
-        if cfg.reset_data_offset and "classes" not in given:
-            _warn_of_other_names(cfg, resumed)
-        return cfg, np.zeros(0)
+        return dataclasses.replace(cfg, **kept), np.zeros(0)
     # 1. Without reading labels: the names of the classes, or a label map.
     choices = _choose_by_files(cfg, group)
     label_map = read_label_map(cfg.label_map, cfg.numclasses if "numclasses" in given else None)
@@ -132,11 +129,10 @@ def choose_classes(
     return cfg, pixels / max(pixels.sum(), 1) if is_dense and train else np.zeros(0)
 
 
-def _warn_of_other_names(cfg: Config, resumed: Checkpoint) -> None:
-    """Log a warning if --dataset_path has a file of other class names than the checkpoint, which the run keeps."""
+def warn_of_other_names(cfg: Config, classes: Classes) -> None:
+    """Log a warning if --dataset_path has a file of other names than `classes`, those of the checkpoint."""
     file = class_file(Path(cfg.dataset_path))
-    names = read_classes(cfg.classes, cfg.numclasses, resumed.texts.get("classes")).names
-    if not file or read_classes(file, None).names == names:
+    if not file or read_classes(file, None).names == classes.names:
         return
     remedy = f"if its classes are the model's, add --classes {file}; if not, use --pretrained instead of --resume"
     log.warning(f"{file}: has other class names than the checkpoint, whose names the run keeps: {remedy}")

@@ -31,7 +31,7 @@ from support.user_code import is_own_network, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
-from training.data_flags import choose_classes, choose_layout, choose_values
+from training.data_flags import choose_classes, choose_layout, choose_values, warn_of_other_names
 from training.plan import Plan
 from training.record import folder, messages
 
@@ -62,6 +62,8 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg, shares = choose_classes(cfg, group, files, resumed)
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
+    if resumed and cfg.reset_data_offset and "classes" not in cfg.given:  # the data may be another set
+        warn_of_other_names(cfg, classes)
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.

@@ -52,7 +52,7 @@ class _NormReLUThen(torch.autograd.Function):
     """relu(norm(x)), then a convolution if there is a kernel, a max pool if there is only a geometry, else nothing.
 
     geometry: (stride, padding, dilation) of the convolution, or (kernel size, stride, padding, dilation, ceil mode) of
-    the pool, as torch takes them; ().
+    the pool, as torch takes them, or ().
     """
 
     @staticmethod

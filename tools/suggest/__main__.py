@@ -56,7 +56,7 @@ from torch import Tensor
 
 from data.dataset import SegmentationDataset
 from data.images.reader import ImageReader
-from data.layout import Split, has_voc_layout
+from data.layout import LISTS, SCRIBBLES, Split
 from distributed.group import Group
 from flags import Config
 from inference.predictor import Predictor
@@ -123,9 +123,10 @@ def find_images(folder: Path, cfg: Config, flags: SuggestFlags) -> SegmentationD
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name a data set in VOC's layout, or a folder of photos")
-    if flags.train_path or has_voc_layout(folder):
+    is_voc = any((folder / name).is_dir() for name in (SCRIBBLES, *LISTS))
+    if flags.train_path or is_voc:
         # Neither the strokes nor the layout of the training data count.
-        dataset = "ScribbleOnly" if cfg.dataset == "Folder" and has_voc_layout(folder) else cfg.dataset
+        dataset = "ScribbleOnly" if cfg.dataset == "Folder" and is_voc else cfg.dataset
         cfg = dataclasses.replace(cfg, dataset=dataset, dataset_path=str(folder), train_path="")
         return label_folder.find_scribbles(cfg, flags.split or cfg.train_split, flags.train_path)
     return SegmentationDataset(Split({"image": folder}), cfg.numclasses, reader=ImageReader(**cfg.reading))
