@@ -21,6 +21,7 @@ from support.yaml_file import read_yaml
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn); tools have none.
 MIN_SIMILARITY = 0.82
+MAX_NEAR = 4  # flags that an error on an unknown name proposes
 SWITCH = ("true", "false")
 
 
@@ -224,7 +225,7 @@ class FlagReader:
             programs = [reader.program for reader in self.readers.values() if bare in reader.names and reader != self]
             alike = [own for own in self.names if own[0] == bare[:1]]  # bn_momentum is no typo of momentum
             cutoff = MIN_SIMILARITY if self.program in self.readers else 0.6
-            near = difflib.get_close_matches(bare, alike, n=1, cutoff=cutoff)
+            near = difflib.get_close_matches(bare, alike, n=1, cutoff=cutoff) or self._sharing_words(bare)
             if bare in self.names and name != f"{prefix}{bare}":  # -batch_size
                 known.append(f"{name}: did you mean {prefix}{bare}?")
             elif programs:
@@ -232,7 +233,7 @@ class FlagReader:
             elif row := other_names().get(bare):
                 rows.setdefault(row.here, []).append(name)
             elif near:
-                known.append(f"{name}: did you mean {prefix}{self.names[near[0]]}?")
+                known.append(f"{name}: did you mean {' or '.join(prefix + self.names[own] for own in near)}?")
             else:
                 others.append(name)
         for here, its_names in rows.items():
@@ -242,6 +243,11 @@ class FlagReader:
                 f"{', '.join(others)}: see --help for all flags, {document('CHANGELOG.md')} for flags that were removed"
             )
         return f"unknown {kind}{'s' if len(names) > 1 else ''} {'; '.join(known)}"
+
+    def _sharing_words(self, name: str) -> list[str]:
+        """Return flags that have all words of a name, as crop_size has for crop, or no others, as amp for use_amp."""
+        words, of_flags = set(name.split("_")), {flag: set(flag.split("_")) for flag in self.flags}
+        return [flag for flag, parts in of_flags.items() if words <= parts or parts <= words][:MAX_NEAR]
 
     def _translate_words(self, argv: Sequence[str]) -> list[str]:
         """Return the command line's words with our names: `--alias=value` becomes `--flag=value`.

@@ -35,6 +35,9 @@ def test_command_line_overrides_file_overrides_default(tmp_path):
 
 WRONG = [
     ("--epocs 3", "--epocs: did you mean --epochs?"),
+    ("--crop 65", "unknown flag --crop: did you mean --crop_size?"),
+    ("--use_amp", "unknown flag --use_amp: did you mean --amp?"),
+    ("--steps 9", "--steps: did you mean --max_steps or --accum_steps or --warmup_steps?"),
     ("--l_se 1", "--l_se: did you mean --l_seg?"),  # a prefix is not the flag
     ("--freez 1", "unknown flag --freez: see --help"),  # not --freeze_bn
     ("--gpus 4 --epocs -3 --x", "--epocs: did you mean --epochs?; --gpus: torchrun --nproc_per_node=N, or NUM_GPUS"),
