@@ -30,7 +30,7 @@ from losses.own import count_losses
 from losses.upsampling import find_points
 from models import pretrained
 from models.captured import capture_network
-from models.compiled import compile_blocks
+from models.compiled import compile_blocks, find_problem
 from models.layers.norm import synchronize
 from models.lorm import find_foreground
 from models.memory import choose_blocks, gpu_memory
@@ -144,12 +144,14 @@ def get_model(
         line = pretrained.load_start_weights(raw_model, start_weights, cfg.layers)
         usual = cfg.pretrained in ("none", "imagenet", "imagenet_v1")
         log.log(logging.DEBUG if usual else logging.INFO, line)
-    if group.world_size > 1 and not cfg.freeze_bn:
-        synchronize(raw_model, cfg.sync_bn, group.device)
     size = cfg.batchsize, cfg.crop_size
     # Losses by region, and losses of one's own, keep about four float32 maps of all classes at full size.
     losses = 16 * cfg.numclasses * cfg.batchsize * cfg.crop_size**2 if cfg.loss != "ce" else 0
-    choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], gpu_memory(group.device)[0], losses)
+    # All ranks must choose the same blocks, because other blocks give DDP their gradients in another order.
+    memory = min(group.gather(gpu_memory(group.device)[0]))
+    choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], memory, losses)
+    if group.world_size > 1 and not cfg.freeze_bn:  # only now: choose_blocks() runs the model on the meta device
+        synchronize(raw_model, cfg.sync_bn, group.device)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     if not raw_model.backbone.blocks():
@@ -158,12 +160,26 @@ def get_model(
             log.warning(f"--grad_checkpointing saves no memory: {network} has no sequence of blocks to recompute")
         if cfg.compile:
             log.warning(f"--compile does not compile {network}: it has no sequence of blocks")
-    if cfg.compile:
+    if cfg.compile and compiles_everywhere(group):
         compile_blocks(raw_model)
     if cfg.cuda_graph:
         shape = (cfg.batchsize, cfg.crop_size, cfg.crop_size, 3)
         capture_network(raw_model, torch.zeros(shape, dtype=torch.uint8, device=group.device), DTYPES[cfg.amp])
     return raw_model, group.wrap(raw_model)
+
+
+def compiles_everywhere(group: Group) -> bool:
+    """Return whether torch.compile works on all ranks, and log a warning if it does not. Collective.
+
+    Without it on one rank, no rank compiles: DDP would get the gradients of that rank in another order.
+    """
+    problems = [problem for problem in group.gather(find_problem(group.device)) if problem]
+    if problems:
+        remedy = "it needs g++ and, for CUDA, Triton"
+        log.warning(
+            f"--compile: torch.compile does not work here ({problems[0]}): the run goes on without it, slower; {remedy}"
+        )
+    return not problems
 
 
 def build_model(cfg: Config) -> models.Segmenter:

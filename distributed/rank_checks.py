@@ -95,7 +95,8 @@ def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool)
 
 def check_finite(raw_model: nn.Module) -> None:
     """Raise DivergedError if a parameter or a statistic of the model contains inf or nan."""
-    values = {name: value for name, value in raw_model.state_dict().items() if value.is_floating_point()}
+    state_dict = raw_model.state_dict()
+    values = {name: value for name, value in state_dict.items() if value.is_floating_point() and value.numel()}
     finite = torch.stack([value.abs().max() for value in values.values()]).isfinite()
     if not finite.all():
         name = next(name for name, good in zip(values, finite, strict=True) if not good)

@@ -1,7 +1,5 @@
 """Compile each residual block and the head by torch.compile, as regions of their own."""
 
-import logging
-
 import torch
 from torch import nn
 
@@ -14,7 +12,14 @@ from support.errors import in_one_line
 MAX_ENTRIES = 64
 BACKEND = "inductor"
 
-log = logging.getLogger("segtrain")
+
+def find_problem(device: torch.device) -> str:
+    """Return why torch.compile does not work on this machine, such as a missing compiler, in one line; else ""."""
+    try:
+        torch.compile(torch.exp, backend=BACKEND)(torch.zeros(8, device=device))
+    except Exception as error:  # of any class: the compilers are programs of their own
+        return in_one_line(error)
+    return ""
 
 
 def compile_blocks(model: Segmenter) -> None:
@@ -22,18 +27,8 @@ def compile_blocks(model: Segmenter) -> None:
 
     Blocks of one shape share their code, and gradient checkpointing recomputes a block by its compiled code.
     DistributedDataParallel can send a block's gradients while earlier blocks compute theirs. The first step compiles.
-    Evaluation is not compiled, because sizes differ from image to image; copies of the model are not compiled. If
-    torch.compile does not work here, for example without a C++ compiler, log a warning and leave the model uncompiled.
+    Evaluation is not compiled, because sizes differ from image to image; copies of the model are not compiled.
     """
-    device = next(model.parameters()).device
-    try:
-        torch.compile(torch.exp, backend=BACKEND)(torch.zeros(8, device=device))
-    except Exception as error:  # of any class: the compilers are programs of their own
-        log.warning(
-            f"--compile: torch.compile does not work here ({in_one_line(error)}): the run goes on without it, slower; "
-            "it needs g++ and, for CUDA, Triton"
-        )
-        return
     torch.compiler.config.recompile_limit = MAX_ENTRIES
     BatchNorm2d.over_processes = torch.compiler.disable(BatchNorm2d.over_processes)  # type: ignore[method-assign]
     for block in model.backbone.blocks():

@@ -88,3 +88,9 @@ def test_without_a_compiler_the_run_ends_as_without_the_flag(demo_flags, tmp_pat
     assert stdout.count("--compile: torch.compile does not work here") == 1, stdout
     found, expected = (checkpoint.read_run(tmp_path / name / "last.pt").model for name in ("x", "plain"))
     assert not unequal(found, expected)
+
+
+def test_no_rank_compiles_if_one_has_no_compiler(demo_flags, tmp_path):
+    words = [[fault, "all", *demo_flags(max_steps=1), "--compile"] for fault in ("traced", "no_compiler")]
+    ranks = start_group(2, words, tmp_path, FAULTS, TORCHINDUCTOR_CACHE_DIR=tmp_path / "cache")
+    assert succeed(ranks)[0].count("--compile: torch.compile does not work here") == 1

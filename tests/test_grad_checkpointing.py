@@ -75,7 +75,7 @@ def test_two_processes_train_to_the_same_bits(demo_flags, tmp_path):
 @pytest.mark.parametrize("name", ["dla46x_c", "test_resnet"])
 def test_a_network_without_blocks_to_recompute_or_compile_is_said(demo_root, caplog, monkeypatch, name):
     pytest.importorskip("timm")
-    monkeypatch.setattr(utils, "compile_blocks", lambda model: None)
+    monkeypatch.setattr(utils, "compiles_everywhere", lambda group: False)
     given = {"backbone": f"timm:{name}", "model_type": "deeplabv2", "layers": None, "l_lorm": None}
     words = flags(**given, dataset_path=demo_root, grad_checkpointing=True, compile=True)
     utils.get_model(parse_flags(words), Group(CPU))

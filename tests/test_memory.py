@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import FLOAT64, start, succeed
+from conftest import FAULTS, FLOAT64, finish, start, start_group, succeed
 from torch.autograd.graph import saved_tensors_hooks
 
 import models
@@ -63,6 +63,16 @@ def test_separate_modules_are_chosen_where_they_fit(choice, memory, losses, fuse
     said = f"--fused_blocks {'on' if fused else 'off'}" if choice == "auto" and memory else ""
     assert said in caplog.text
     assert bool(caplog.text) == bool(said)
+
+
+@pytest.mark.parametrize(("other", "chosen"), [("gpu_of_70_GiB", "off"), ("gpu_of_1_GiB", "on")])
+def test_ranks_choose_the_blocks_that_fit_all_of_their_gpus(demo_flags, tmp_path, other, chosen):
+    """With batch norm over processes, as on GPUs. Nothing may be exchanged while a rank counts on the meta device."""
+    words = demo_flags(max_steps=2, sync_bn="on")
+    ranks = start_group(2, [[gpu, "all", *words] for gpu in ("gpu_of_70_GiB", other)], tmp_path, FAULTS)
+    (_, stdout, _), (_, _, stderr) = finish(ranks, status=0)
+    assert f"--fused_blocks {chosen}: separate modules take" in stdout
+    assert "Warning" not in stderr
 
 
 def test_a_checkpoint_of_one_continues_the_other_to_the_same_weights(demo_flags, tmp_path):

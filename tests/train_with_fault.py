@@ -159,6 +159,8 @@ FAULTS |= {
     "no_bf16": replace(distributed.precision, "has_native_bf16", lambda device: False),
     "traced": replace(models.compiled, "BACKEND", "aot_eager"),  # compiled without a compiler of kernels
     "no_compiler": lambda: os.environ.update(PATH="/nonesuch"),
+    "gpu_of_70_GiB": replace(utils, "gpu_memory", lambda device: (70.0, 80.0)),
+    "gpu_of_1_GiB": replace(utils, "gpu_memory", lambda device: (1.0, 80.0)),
     # The end of a rank
     "user_error": strike(errors.UserError("the file is wrong")),
     "bug": strike(RuntimeError("an index is wrong")),

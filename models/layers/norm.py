@@ -162,7 +162,7 @@ def _gradients_on_cuda(
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad, x, (mean, invstd, counts) = _dense(grad), _dense(x), statistics
     _, _, weight_grad, bias_grad = torch.batch_norm_backward_reduce(grad, x, mean, invstd, weight, False, True, True)
-    # The same sums as in average(), because a rank with another image size may call that for this layer.
+    # average() does the same all_reduce: saves_time() may choose it on a rank whose images have another size.
     sums = torch.cat([bias_grad, weight_grad])
     dist.all_reduce(sums)
     sum_grad, sum_product = sums[: len(mean)], sums[len(mean) :] / invstd
@@ -181,7 +181,9 @@ def _gather(mean: Tensor, spread: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Te
     """
     row = torch.cat([mean, spread, mean.new_full((1,), x.numel() // x.shape[1])])
     rows = row.new_empty(dist.get_world_size() * len(row))
-    dist.all_gather_into_tensor(rows, row)
+    # Newer versions of torch deprecate the second name.
+    all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+    all_gather(rows, row)
     means, spreads, counts = rows.view(-1, len(row)).split([len(mean), len(mean), 1], dim=1)
     return means, spreads, counts.clone()  # kept for the backward pass: a view would keep all of `rows`
 
