@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,11 +19,12 @@ from distributed.lifeline import WRITE_SECONDS, Lifeline
 from distributed.rank_checks import check_gpus
 from support import launchers, signals
 from support.errors import UserError, in_one_line, reason, report
-from support.signals import exit_at_once, stop_request
+from support.signals import StopRequest, exit_at_once, stop_request
 from support.terminal import warn
 
 # Guides name these variables, but no library reads one.
 UNREAD_VARIABLES = ("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "GLOO_TIMEOUT", "DDP_TIMEOUT")
+WATCH_SECONDS = 0.5  # how often a process looks for its parent
 LIFELINE_SECONDS = 3.0  # how long a broken collective waits for the lifeline to name the rank that is gone
 
 
@@ -64,6 +66,8 @@ def process_group(
         if hint and place.world_size > 1:  # on each rank: variables that are left over may name any
             cause = f"{place.launcher} make this process rank {place.rank} of a group of {place.world_size}"
             warn(f"{cause}, which waits for the others{hint}")
+        if place.launcher == "torchrun":
+            threading.Thread(target=_watch_parent, args=(stop, os.getppid()), daemon=True).start()
         deadline = rendezvous.Deadline(timeout, stop, hint)
         store = rendezvous.connect(dist_url, place.rank, place.world_size, deadline)
         lifeline = Lifeline(place.rank, place.world_size, stop, timeout)
@@ -81,6 +85,13 @@ def process_group(
             lifeline.close()
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def _watch_parent(stop: StopRequest, parent: int) -> None:
+    """Ask all ranks to stop once torchrun, the parent process, is gone: nobody would restart or end them any more."""
+    while os.getppid() == parent:  # always so on Windows
+        time.sleep(WATCH_SECONDS)
+    stop.ask(f"the end of torchrun (process {parent})")
 
 
 def _join(

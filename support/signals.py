@@ -20,9 +20,9 @@ has_joined_group = False  # whether this process is or was in a process group: s
 
 
 class StopRequest:
-    """A request to stop the run; true once a signal has come. `reason` is "" until then, then the first signal's name.
+    """A request to stop the run; true once there is a `reason`, such as the first signal's name. It is "" until then.
 
-    A signal to this process also calls relay(reason).
+    relay(reason) tells the other ranks.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,11 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return bool(self.reason)
+
+    def ask(self, reason: str) -> None:
+        """Ask this process and the other ranks to stop. The first reason counts."""
+        self.reason = self.reason or reason
+        self.relay(self.reason)
 
 
 def terminate_on_signals() -> None:
@@ -115,5 +120,4 @@ def _listen(reader: socket.socket, request: StopRequest, where: str) -> None:
                 warn(f"interrupted{where} for the second time: stopped at once")
                 exit_at_once(130)
             interrupted = True
-        request.reason = request.reason or signal.Signals(received[0]).name + where
-        request.relay(request.reason)
+        request.ask(signal.Signals(received[0]).name + where)

@@ -245,6 +245,14 @@ def wait_until(condition: Callable[[], object], processes: list, seconds: float 
         time.sleep(0.01)
 
 
+def is_running(pid: int) -> bool:
+    """Whether the process has not ended; one that no parent has waited for yet is a zombie."""
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """The bytes of each file below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

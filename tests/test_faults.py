@@ -21,6 +21,7 @@ from conftest import (
     finish,
     flags,
     free_port,
+    is_running,
     one_line_each,
     start,
     start_group,
@@ -37,14 +38,6 @@ from training import checkpoint
 
 NAMED_SECONDS = 30
 slow = pytest.mark.slow
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process has not ended; one that no parent has waited for yet is a zombie."""
-    try:
-        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> list[tuple[int, str, str]]:

@@ -20,6 +20,7 @@ from conftest import (
     count_lines,
     finish,
     flags,
+    is_running,
     read_metrics,
     start,
     start_group,
@@ -147,6 +148,22 @@ def test_torchrun_restarts_after_a_worker_was_killed_twice(demo_flags, tmp_path)
     assert stdout.count("resuming") == 2
     assert stderr.count("exited without a message") == 2
     assert_same_run(tmp_path / "x", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find torchrun's workers")
+def test_ranks_save_and_stop_if_torchrun_is_killed(demo_flags, tmp_path):
+    """As processes of their own: start() would make the ranks children of its server."""
+    words = ["--standalone", "--nproc_per_node", "2", str(REPO / "train.py"), *demo_flags(epochs=400, name="x")]
+    command = [sys.executable, "-m", "torch.distributed.run", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: count_lines(tmp_path / "x" / "metrics.jsonl") >= 2, [])
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    wait_until(lambda: not any(map(is_running, map(int, workers))), [])
+    log = (tmp_path / "x" / "train.log").read_text()
+    assert f"stopped by the end of torchrun (process {process.pid}) after step " in log
+    assert checkpoint.read_run(tmp_path / "x" / "last.pt").step >= 2
 
 
 @pytest.mark.slow
