@@ -92,7 +92,7 @@ def guess_dataset(root: Path, flags: dict[str, str]) -> str:
     images = flags["image_path"] or IMAGES
     if (root / images).is_dir() or any((root / name / images).is_dir() for name in TRAIN_NAMES):
         return "Folder"
-    for folder in (root / name for name in TRAIN_NAMES):  # train/NAME.jpg and train/NAME_mask.png
+    for folder in (root / name for name in (*TRAIN_NAMES, "")):  # train/NAME.jpg and train/NAME_mask.png, or in root
         files = list_folder(folder, layout.IMAGE_SUFFIXES)
         if files and guess_endings(files, files, folder)[1]:
             return "Folder"

@@ -166,6 +166,17 @@ def test_layouts_without_a_split_are_split_by_the_printed_command(tmp_path, caps
     assert "to fix: " not in report(tmp_path, capsys, 2)  # a split would stop at the image without a mask
 
 
+def test_one_folder_of_images_and_masks_needs_no_flag_once_it_is_split(tmp_path, capsys):
+    for name in ("a1", "a2", "b"):
+        put(tmp_path / f"{name}.jpg", picture(name))
+        put(tmp_path / f"{name}_mask.png", label(0, 1, 2))
+    words = last_words(tmp_path, capsys, 2, mark="to fix: ")
+    expected = ["--val", "0.2", "--image_path", ".", "--label_path", ".", "--label_suffix", "_mask"]
+    assert words == [str(tmp_path), *expected]
+    divide(words)
+    assert report(tmp_path, capsys, 0).splitlines()[-1].endswith(f"train.py --dataset_path {tmp_path}")
+
+
 def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path, capsys, monkeypatch):
     root = tmp_path / "painted"
     for split in ("train", "valid"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -249,8 +250,24 @@ def test_fine_tuning_begins_at_step_1_in_a_new_folder_without_momentum_if_asked(
     assert "damaged or missing" not in capsys.readouterr().out  # the new runs have metrics of their own
 
 
+def test_a_file_that_a_run_replaces_meanwhile_is_not_damaged(tmp_path, monkeypatch):
+    put(tmp_path / "last.pt", 1)
+    read_bytes = Path.read_bytes
+
+    def replaced_afterwards(path):
+        data = read_bytes(path)
+        put(path, 2)
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", replaced_afterwards)
+    _, content = checkpoint.read_newest(tmp_path)
+    assert content.step == 1
+    assert checkpoint.step_of(tmp_path / "last.pt") == 2
+
+
+@pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.parametrize("names", ["ground\nsky\ntree\nroad\ncar", "car\nroad\ntree\nsky\nground", "a\nb", None])
-def test_fine_tuning_on_data_with_other_class_names_is_said(demo_run, demo_root, tmp_path, capsys, names):
+def test_going_on_with_data_of_other_class_names_is_said(demo_run, demo_root, tmp_path, capsys, names, reset):
     first = tmp_path / "first.txt"
     first.write_text("ground\nsky\ntree\nroad\ncar")
     folder = demo_run(name="x", classes=first)
@@ -258,8 +275,8 @@ def test_fine_tuning_on_data_with_other_class_names_is_said(demo_run, demo_root,
     (data / "classes.txt").unlink(missing_ok=True)
     if names:
         (data / "classes.txt").write_text(names)
-    words = {"resume": folder / "last.pt", "reset_data_offset": True, "dataset_path": data, "numclasses": None}
-    demo_run(name="y", **words)
+    words = {"resume": folder / "last.pt", "reset_data_offset": reset, "dataset_path": data, "numclasses": None}
+    demo_run(name="y" if reset else "x", **words)
     lines = capsys.readouterr().out.splitlines()
     said = [line for line in lines if "has other class names than the checkpoint" in line]
     assert len(said) == (names not in (None, first.read_text()))

@@ -84,7 +84,7 @@ def test_folder_of_a_run_is_left_alone(tmp_path, file):
     assert folder.name == "x.2"
 
 
-def test_folder_of_a_start_that_was_killed_is_taken_again(demo_run, demo_flags, tmp_path):
+def test_folder_of_a_start_that_was_killed_is_taken_again(demo_run, demo_flags, tmp_path, capsys):
     words = demo_flags(name="x")
     start(["killed_in_first_step", "0", *words], tmp_path, FAULTS).wait()
     names = {file.name for file in (tmp_path / "x").iterdir() if "tfevents" not in file.name}
@@ -93,3 +93,6 @@ def test_folder_of_a_start_that_was_killed_is_taken_again(demo_run, demo_flags, 
     assert [folder.name for folder in tmp_path.iterdir()] == ["x"]
     (tmp_path / "x.2").mkdir()  # of a start that failed: it is not the newest run
     assert run_folder.newest(tmp_path, "x") == tmp_path / "x"
+    capsys.readouterr()
+    assert demo_run(name="x").name == "x.2"
+    assert f"writing to {tmp_path / 'x.2'}, as {tmp_path / 'x'} has an earlier run\n" in capsys.readouterr().out

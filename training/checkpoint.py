@@ -114,7 +114,7 @@ def write(path: Path, data: memoryview) -> None:
     try:
         write_atomic(path, data, sync=True)
     except UserError as error:
-        needed = f"the checkpoint needs {len(data) / 2**20:.0f} MiB, and earlier ones are intact"
+        needed = f"the checkpoint needs {len(data) / 2**20:.0f} MiB, and has not replaced an earlier one"
         raise UserError(f"{error}; {needed}") from error
 
 
@@ -136,10 +136,10 @@ def step_file(step: int) -> str:
     return f"step_{step:08d}.pt"
 
 
-def step_of(path: Path) -> int | None:
+def step_of(file: Path | io.BytesIO) -> int | None:
     """Return the optimizer step in a checkpoint's comment, or None if the file has no such comment."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             match = _COMMENT.match(archive.comment)
     except Exception:  # zipfile has no common class for what it raises on damaged archives
         return None
@@ -180,7 +180,7 @@ def read_newest(folder: Path) -> tuple[Path | None, Checkpoint | None]:
 
 def read_run(path: Path) -> Checkpoint:
     """Return the Checkpoint in a run's file. Raises UserError on any other file, DamagedError on a damaged one."""
-    content = read(path)
+    content, step = _read(path)
     if "ranks" not in content:
         raise UserError(f"{path}: not a checkpoint of a run; to start from its weights use --pretrained {path}")
     version = content.get("format")
@@ -192,7 +192,7 @@ def read_run(path: Path) -> Checkpoint:
         )
     with checkpoint_content.naming(path):
         checked = checkpoint_content.check_run(content)
-    if checked.step != step_of(path):
+    if checked.step != step:
         raise DamagedError(f"{path}: damaged: its end is missing or wrong; use another checkpoint of the run")
     return checked
 
@@ -210,6 +210,11 @@ def read(path: Path) -> dict:
     Files of this project are also checked against their checksums (CRC-32); torch.load does not check. Raises
     DamagedError if the file is damaged, UserError if the file cannot be read, or holds no dict or unusual weights.
     """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[dict, int | None]:
+    """Return what read() returns, and step_of() the same bytes: a run that still trains may replace the file."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a file")
     try:
@@ -234,12 +239,12 @@ def read(path: Path) -> dict:
         raise UserError(f"{path}: trained with --image_stats by an earlier version: images must now be 8-bit RGB")
     with checkpoint_content.naming(path):
         checkpoint_content.check_weights(content)
-    return content
+    return content, step_of(data)
 
 
 def _check_archive(path: Path, data: io.BytesIO) -> None:
     """Raise UserError if records are compressed or overlap, as they could fill the memory; DamagedError as read()."""
-    is_plain, is_intact, is_script = True, step_of(path) is None, False
+    is_plain, is_intact, is_script = True, step_of(data) is None, False
     try:
         with zipfile.ZipFile(data) as archive:
             records = archive.infolist()

@@ -62,7 +62,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg, shares = choose_classes(cfg, group, files, resumed)
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
-    if resumed and cfg.reset_data_offset and "classes" not in cfg.given:  # the data may be another set
+    if resumed and cfg.dataset_path != resumed.config["dataset_path"] and cfg.classes == resumed.config.get("classes"):
         warn_of_other_names(cfg, classes)
     check_data(cfg, group, files)
 

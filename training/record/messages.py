@@ -13,11 +13,13 @@ from distributed.group import Group, Stopped
 from flags import Config, as_words, changes, own_code, without_defaults
 from flags.choose import FEW_STEPS
 from flags.loss_weights import loss_weights
+from models import RESNET
 from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
 from support.shell import python_command, quoted
 from support.terminal import say
+from support.user_code import is_own_network
 from training.checkpoint import step_of
 from training.plan import Plan
 from training.record.folder import REPORT
@@ -67,12 +69,16 @@ def log_start(
     log_data(cfg, train_set, val_loader)
     log_losses(cfg, class_weights)
     size = sum(parameter.numel() for parameter in state.raw_model.parameters())
-    log.info(f"model: {cfg.model_type}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
+    network = f"ResNet-{cfg.layers}" if cfg.backbone == RESNET else cfg.backbone
+    network = "" if is_own_network(cfg.model_type) else f" on {network}"  # res50_ASPP may be on a ResNet-18
+    log.info(f"model: {cfg.model_type}{network}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
     factors = [part["lr_factor"] for part in state.optimizer.param_groups]
     rates = f"{len(factors)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
     log.log(logging.INFO if len(factors) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
     log_schedule(schedule)
-    log.info(f"writing to {folder}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
+    named = Path(cfg.logdir, cfg.name)
+    place = f"{folder}, as {named} has an earlier run" if plan.folder is None and folder != named else str(folder)
+    log.info(f"writing to {place}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
 
 
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: Loader) -> None:
