@@ -13,7 +13,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, ImagePalette, TiffImagePlugin, UnidentifiedImageError
 
 from support.errors import InputError, NotRGBError, UserError
 
@@ -57,6 +57,8 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
         with Image.open(path, formats=FORMATS) as image:
             if image.format == "TIFF":
                 image.filename = ""  # else Pillow maps uncompressed pixels into memory, and forgets EXIF
+            if image.format == "BMP":
+                _restore_palette(image)
             if needed != VALUES and (unread := _unread_channels(image)):
                 raise NotRGBError(f"{path}: {unread}: {needed}")
             yield image
@@ -71,6 +73,21 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
             raise NotRGBError(f"{path}: {channels}: {needed}") from None
         problem = f"not a whole, readable image ({' '.join(str(error).split())})"
         raise InputError(f"{path}: {problem}: replace it") from None
+
+
+def _restore_palette(image: Any) -> None:
+    """Give an opened BMP file its palette back if Pillow takes indices for grey values of another number of bits.
+
+    Pillow drops a grey palette and forgets the bits of an index: it reads a byte of black or white as eight pixels.
+    """
+    image.fp.seek(14)
+    header = image.fp.read(16)
+    bits = header[10 if header[0] == 12 else 14]  # 12: the length of a header of OS/2
+    if image.mode in ("1", "L") and bits != (1 if image.mode == "1" else 8):
+        greys = (0, 255) if image.mode == "1" else range(256)
+        image._mode, image.palette = "P", ImagePalette.raw("RGB", np.repeat(np.array(greys, np.uint8), 3).tobytes())
+        decoder, box, offset, args = image.tile[0]
+        image.tile = [(decoder, box, offset, ("P" if bits == 8 else f"P;{bits}", *args[1:]))]
 
 
 def num_channels(image: Any) -> int:
