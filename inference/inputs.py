@@ -91,7 +91,7 @@ def _hidden(path: Path) -> bool:
 def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     """Return the folder and the list of files that a word of --input stands for. Raises UserError if there are none.
 
-    The folder of a pattern is the part before its first wildcard.
+    The folder of a pattern is the part before its first wildcard. Its list has the OUTPUT_NOTE of every folder, too.
     """
     if path.is_dir():
         return path, [Path(folder, name) for folder, names in walk(path, {}) for name in names]
@@ -103,7 +103,10 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     files = [Path(file) for file in glob.glob(word, recursive=True) if os.path.isfile(file)]
     if not files:
         raise UserError(f"--input {word}: no file matches this pattern")
-    return Path(*path.parts[:first]), files
+    base = Path(*path.parts[:first])
+    folders = {folder for parent in {file.parent for file in files} for folder in (parent, *parent.parents)}
+    notes = [folder / OUTPUT_NOTE for folder in folders if folder.is_relative_to(base)]
+    return base, files + [note for note in notes if note.is_file()]
 
 
 def attempt(read: Callable[[Path], T], path: Path) -> T | UserError:

@@ -134,6 +134,7 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
     # One file named twice. Outputs of predict.py inside the input do not count; a file may look like a pattern.
     assert found("a/sub/x.jpg", str(tmp_path / "a/sub/x.jpg")) == ("a/sub", {"a/sub/x.jpg": "x"}, 0)
     assert found("c")[1] == {"c/[1].png": "[1]", "c/y.JPG": "y"}
+    assert found("c/**/*.png") == ("c", {"c/[1].png": "[1]"}, 0)
     assert found("c/[1].png")[1] == {"c/[1].png": "[1]"}
     for word, message in (("nowhere.jpg", "no such file or folder"), ("b/*.tif", "no file matches this pattern")):
         with pytest.raises(UserError, match=re.escape(f"--input {word}: {message}")):
