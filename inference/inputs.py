@@ -38,11 +38,12 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
     for (folder, files), word in zip(found, words, strict=True):
         outputs = {output.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
         for file in files:
-            hides = hides or (file.suffix.lower() in IMAGE_SUFFIXES and output.resolve() in file.resolve().parents)
+            folders = Path(os.path.realpath(file)).parents  # resolve() raises at a link to itself before Python 3.13
+            hides = hides or (file.suffix.lower() in IMAGE_SUFFIXES and output.resolve() in folders)
             # A single file counts whatever its suffix, unless it is a film.
             if file == Path(word) and len(words) == 1 and not _is_film(file):
                 images[os.path.abspath(file)] = file
-            elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
+            elif not (outputs.intersection(folders) or _hidden(file.relative_to(folder))):
                 if file.suffix.lower() in IMAGE_SUFFIXES:
                     images.setdefault(os.path.abspath(file), file)
                 else:
