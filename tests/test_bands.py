@@ -28,7 +28,7 @@ import export
 import predict
 import segtrain
 import train
-from data.images.deep import any_header
+from data.images.deep import any_header, deep_header, read_values
 from data.images.reader import ImageReader
 from data.images.stretch import choose_reading
 from flags import parse_flags
@@ -165,6 +165,18 @@ def test_bands_of_ordinary_files(tmp_path):
         choose_reading([tmp_path / "a.png"], [], NOT_SET | {"stretch": (2.0, 98.0)})
     [said] = choose_reading([tmp_path / "a.png"], [], NOT_SET | {"value_range": (2.0, 98.0)})[1]
     assert "--value_range has no effect" in said
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+def test_the_header_has_the_bands_that_are_read(tmp_path, mode, kind):
+    """CMYK has four channels and is read as RGB, and so is an image of 1 bit."""
+    try:
+        Image.new(mode, (5, 4)).save(tmp_path / "a.png", kind, exif=exif(6))
+    except (OSError, ValueError):
+        pytest.skip(f"PIL writes no {kind} file of mode {mode}")
+    (values, _), header = read_values(tmp_path / "a.png"), deep_header(tmp_path / "a.png")
+    assert (*header.size, header.bands, header.dtype) == (*values.shape, values.dtype)
 
 
 def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, caplog):

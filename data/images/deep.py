@@ -43,10 +43,10 @@ def deep_header(path: Path) -> Header:
             bands = sum(math.prod(part.shape) for part in parts) // math.prod(size)
             return Header(size[::-1] if turn > 4 else size, turn, 1, bands, parts[0].dtype.name)
     with files.opened(path, files.VALUES) as image:
-        turn, size = files.orientation(image), (image.height, image.width)
-        frames, bands = files.num_frames(path, image), len(image.getbands())
-        kind = "uint16" if files.bits(image) == 16 else "uint8"
-        return Header(size[::-1] if turn > 4 else size, turn, frames, 3 if image.mode == "P" else bands, kind)
+        is_deep = files.bits(image) == 16  # looking for the orientation may load the pixels
+        turn, size, frames = files.orientation(image), (image.height, image.width), files.num_frames(path, image)
+        bands = len(image.getbands()) if is_deep or image.mode in MODES else 3
+        return Header(size[::-1] if turn > 4 else size, turn, frames, bands, "uint16" if is_deep else "uint8")
 
 
 def read_values(path: Path) -> tuple[np.ndarray, float | None]:
