@@ -24,7 +24,8 @@ class Header(NamedTuple):
     """What a file says of an image without its pixels.
 
     size: (height, width) after EXIF rotation. turn: EXIF orientation (1: upright). frames: number of full-size frames.
-    bands, dtype: number and numpy's type of the values of a pixel.
+    bands, dtype: number and numpy's type of the values of a pixel. is_rgb: True if these are of read_image(), False if
+    they are the file's own.
     """
 
     size: tuple[int, int]
@@ -32,6 +33,7 @@ class Header(NamedTuple):
     frames: int
     bands: int = 3
     dtype: str = "uint8"
+    is_rgb: bool = True
 
 
 def decode(path: Path, convert: Callable = lambda image: image, *, lossless: bool = False) -> np.ndarray:
