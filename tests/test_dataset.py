@@ -173,6 +173,14 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, make, rea
         read(tmp_path / "a.png")
 
 
+@pytest.mark.parametrize("target", ["nowhere.png", "a.png"])
+@pytest.mark.parametrize("read", [read_image, read_header, lambda path: read_label(path, 3), read_distance])
+def test_links_that_lead_to_no_file_are_named(tmp_path, target, read):
+    (tmp_path / "a.png").symlink_to(target)
+    with pytest.raises(UserError, match=r"a\.png: a link to a missing file, or to itself: remove it, or restore"):
+        read(tmp_path / "a.png")
+
+
 def test_only_documented_formats_are_opened(tmp_path, monkeypatch):
     """PIL starts Ghostscript for PostScript."""
     monkeypatch.setattr("subprocess.Popen", None)

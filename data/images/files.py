@@ -52,8 +52,11 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     """
     TiffImagePlugin.logger.disabled = True  # it would print a line of its own for a file that is refused
     try:
-        if not os.path.isfile(path) and os.path.exists(path):  # opening a pipe would wait for a writer
-            raise InputError(f"{path}: not a regular file: replace it by an image")
+        if not os.path.isfile(path):
+            if os.path.exists(path):  # opening a pipe would wait for a writer
+                raise InputError(f"{path}: not a regular file: replace it by an image")
+            if os.path.islink(path):
+                raise InputError(f"{path}: a link to a missing file, or to itself: remove it, or restore the file")
         with Image.open(path, formats=FORMATS) as image:
             if image.format == "TIFF":
                 image.filename = ""  # else Pillow maps uncompressed pixels into memory, and forgets EXIF
