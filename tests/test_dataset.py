@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import struct
 import zlib
 
@@ -198,6 +199,21 @@ def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
     label[0, 0, channel] = 128
     with pytest.raises(UserError, match=r"rgb\.png: a RGB image: labels must be class numbers"):
         read_label(save(tmp_path / "rgb.png", label), 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (Image.new("F", (4, 4)), "a label of floats: save its class numbers as 8-bit PNG"),
+        (Image.new("LA", (4, 4)), "a grey label with transparency: save it without the alpha channel"),
+        (np.zeros((4, 4, 1), np.float64), "1 channel(s) of 64 bits: save class numbers as one channel of 8 or 16 bits"),
+    ],
+)
+def test_labels_of_one_channel_that_are_refused_are_not_taken_for_colours(tmp_path, values, said):
+    path = tmp_path / "a.tif"
+    save(path, values) if isinstance(values, Image.Image) else write_tiff(path, values, {262: 1})
+    with pytest.raises(UserError, match=re.escape(f"a.tif: {said}")):
+        read_label(path, 3)
 
 
 def write_tiff(path, values: np.ndarray, others: dict | None = None):

@@ -24,7 +24,7 @@ LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
 # What the caller of opened() needs; its messages end with it.
 IMAGE = "images must be 8-bit RGB: convert it, or set --bands (for 8 bits) or --value_range LOW HIGH (for more)"
-MASK = "save class numbers as one channel, or 8-bit colours"
+MASK = "save class numbers as one channel of 8 or 16 bits, or 8-bit colours"
 VALUES = "replace it"  # any bits and channels
 LOSSY = "{} compression changes label values: save the mask as PNG"
 LOSSLESS = ("PNG", "BMP", "TIFF", "GIF")
