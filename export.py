@@ -84,9 +84,10 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
     log.info(checked)
     log.info(f"{path}: {size:.1f} MiB, {version}")
     if trained.cfg.long_side:
+        borders = "" if outputs[1:] else ", and masks get smoother borders if the file is exported with --probs"
         log.info(
             f"images must have a longer side of {trained.cfg.long_side} pixels, as in training (--long_side): resize "
-            "them first; predict.py --model does"
+            f"them first; predict.py --model does{borders}"
         )
 
 

@@ -38,11 +38,12 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
     for (folder, files), word in zip(found, words, strict=True):
         outputs = {output.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
         for file in files:
-            hides = hides or (file.suffix.lower() in IMAGE_SUFFIXES and output.resolve() in file.resolve().parents)
+            folders = Path(os.path.realpath(file)).parents  # resolve() raises at a link to itself before Python 3.13
+            hides = hides or (file.suffix.lower() in IMAGE_SUFFIXES and output.resolve() in folders)
             # A single file counts whatever its suffix, unless it is a film.
             if file == Path(word) and len(words) == 1 and not _is_film(file):
                 images[os.path.abspath(file)] = file
-            elif not (outputs.intersection(file.resolve().parents) or _hidden(file.relative_to(folder))):
+            elif not (outputs.intersection(folders) or _hidden(file.relative_to(folder))):
                 if file.suffix.lower() in IMAGE_SUFFIXES:
                     images.setdefault(os.path.abspath(file), file)
                 else:
@@ -91,7 +92,7 @@ def _hidden(path: Path) -> bool:
 def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     """Return the folder and the list of files that a word of --input stands for. Raises UserError if there are none.
 
-    The folder of a pattern is the part before its first wildcard.
+    The folder of a pattern is the part before its first wildcard. Its list has the OUTPUT_NOTE of every folder, too.
     """
     if path.is_dir():
         return path, [Path(folder, name) for folder, names in walk(path, {}) for name in names]
@@ -103,7 +104,10 @@ def _list(path: Path, word: str) -> tuple[Path, list[Path]]:
     files = [Path(file) for file in glob.glob(word, recursive=True) if os.path.isfile(file)]
     if not files:
         raise UserError(f"--input {word}: no file matches this pattern")
-    return Path(*path.parts[:first]), files
+    base = Path(*path.parts[:first])
+    folders = {folder for parent in {file.parent for file in files} for folder in (parent, *parent.parents)}
+    notes = [folder / OUTPUT_NOTE for folder in folders if folder.is_relative_to(base)]
+    return base, files + [note for note in notes if note.is_file()]
 
 
 def attempt(read: Callable[[Path], T], path: Path) -> T | UserError:

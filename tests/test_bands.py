@@ -28,7 +28,7 @@ import export
 import predict
 import segtrain
 import train
-from data.images.deep import any_header
+from data.images.deep import any_header, deep_header, read_values
 from data.images.reader import ImageReader
 from data.images.stretch import choose_reading
 from flags import parse_flags
@@ -116,22 +116,23 @@ def test_a_tiff_file_is_read_as_converted_by_hand(tmp_path, bands, dtype, option
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("turn", [1, 6])
-def test_png_files_of_16_bits(tmp_path, channels, turn):
+@pytest.mark.parametrize(("turn", "place"), [(1, 0), (6, 33), (6, -12)])  # behind the header; behind the pixels
+def test_png_files_of_16_bits(tmp_path, channels, turn, place):
     values = draw(channels, "uint16")
     order = [2, 1, 0, 3][:channels] if channels > 1 else [0]
     cv2.imwrite(str(tmp_path / "a.png"), values[..., order])
-    if turn > 1:  # PNG's eXIf chunk, of a file that PIL wrote, put before the pixels
+    if turn > 1:  # PNG's eXIf chunk, of a file that PIL wrote
         Image.new("L", (2, 2)).save(tmp_path / "b.png", exif=exif(turn))
         data, other = (tmp_path / "a.png").read_bytes(), (tmp_path / "b.png").read_bytes()
         at = other.index(b"eXIf") - 4
         chunk = other[at : at + 12 + int.from_bytes(other[at : at + 4], "big")]
-        (tmp_path / "a.png").write_bytes(data[:33] + chunk + data[33:])
+        (tmp_path / "a.png").write_bytes(data[:place] + chunk + data[place:])
         values = np.rot90(values, -1)  # clockwise
     reader = ImageReader((), (100.0, 60000.0))
     expected = by_hand(values, [1, 2, 3] if channels > 1 else [1, 1, 1], [100.0, 60000.0] * 3)
     assert (reader.read(tmp_path / "a.png") == expected).all()
-    assert reader.header(tmp_path / "a.png").size == values.shape[:2]
+    header = reader.header(tmp_path / "a.png")
+    assert (*header.size, header.bands, header.dtype) == (*values.shape, "uint16")
 
 
 def test_a_tiff_file_is_turned_as_its_orientation_says(tmp_path):
@@ -165,6 +166,18 @@ def test_bands_of_ordinary_files(tmp_path):
         choose_reading([tmp_path / "a.png"], [], NOT_SET | {"stretch": (2.0, 98.0)})
     [said] = choose_reading([tmp_path / "a.png"], [], NOT_SET | {"value_range": (2.0, 98.0)})[1]
     assert "--value_range has no effect" in said
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+def test_the_header_has_the_bands_that_are_read(tmp_path, mode, kind):
+    """CMYK has four channels and is read as RGB, and so is an image of 1 bit."""
+    try:
+        Image.new(mode, (5, 4)).save(tmp_path / "a.png", kind, exif=exif(6))
+    except (OSError, ValueError):
+        pytest.skip(f"PIL writes no {kind} file of mode {mode}")
+    (values, _), header = read_values(tmp_path / "a.png"), deep_header(tmp_path / "a.png")
+    assert (*header.size, header.bands, header.dtype) == (*values.shape, values.dtype)
 
 
 def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, caplog):
@@ -209,6 +222,20 @@ def test_the_bands_that_are_chosen(tmp_path, bands, chosen):
     assert choices.get("bands", (None, ""))[0] == chosen
     assert choices["stretch"][0] == (2, 98)
     assert "bands" not in choose_reading([path], [], NOT_SET | {"bands": (1,)})[0]
+
+
+@pytest.mark.parametrize("bands", [1, 3, 4])
+def test_8_bit_files_that_are_not_marked_as_rgb_get_bands(tmp_path, bands):
+    """TIFF files of three grey channels, and what PIL cannot open, such as BigTIFF with the high byte first."""
+    values, options = draw(bands, "uint8"), {"bigtiff": True, "byteorder": ">"} if bands == 1 else {}
+    path = write(tmp_path / "a.tif", values, photometric="minisblack", **options)
+    with refused("a.tif: "):
+        ImageReader().read(path)
+    choices, warnings = choose_reading([path], [], NOT_SET)
+    numbers = [1, 2, 3] if bands > 1 else [1]
+    assert choices == {"bands": (tuple(numbers), f"of {bands} in a file; name others with --bands")}
+    assert warnings == []
+    assert (ImageReader(tuple(numbers)).read(path) == values[..., [number - 1 for number in numbers]]).all()
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path):

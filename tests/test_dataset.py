@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import struct
 import zlib
 
@@ -70,6 +71,48 @@ def test_grey_labels_have_the_values_that_are_stored(tmp_path, bits, suffix, whi
     assert (read_label(write_grey(tmp_path / f"a.{suffix}", mask, bits, white), 254) == mask).all()
 
 
+def write_bmp(path, indices: np.ndarray, palette: list, bits: int, *, rle: bool = False, old: bool = False):
+    """Write a BMP file of a palette of RGB colours. rle: run-length encoded; old: with the header of OS/2."""
+    height, width = indices.shape
+    if rle:  # (number, index) for each pixel; (0, 0): end of the row; (0, 1): end of the image
+        runs = [b"".join(bytes([1, index << 8 - bits]) for index in row) for row in indices[::-1].tolist()]
+        pixels = b"\0\0".join(runs) + b"\0\1"
+    else:  # rows from below, each of a multiple of four bytes
+        rows = np.packbits(((indices[::-1, :, None] >> np.arange(bits)[::-1]) & 1).reshape(height, -1), axis=1)
+        pixels = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 4))).tobytes()
+    codec = 8 // bits if rle else 0  # 1: of 8 bits, 2: of 4 bits
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, codec, 0, 0, 0, len(palette), 0)
+    header = struct.pack("<IHHHH", 12, width, height, 1, bits) if old else header
+    colours = b"".join(bytes(colour[::-1]) + b"\0" * (not old) for colour in palette)
+    start = 14 + len(header) + len(colours)
+    path.write_bytes(struct.pack("<2sIII", b"BM", start + len(pixels), 0, start) + header + colours + pixels)
+    return path
+
+
+GREYS = [(value,) * 3 for value in range(256)]
+BLACK_WHITE, COLOURS = [(0, 0, 0), (255, 255, 255)], [(0, 0, 0), (200, 0, 9)]
+
+
+@pytest.mark.parametrize("options", [{}, {"rle": True}, {"old": True}])
+@pytest.mark.parametrize(
+    ("bits", "palette"),
+    [
+        *[(bits, palette) for bits in (1, 4, 8) for palette in (BLACK_WHITE, COLOURS)],
+        *[(bits, GREYS[:number]) for bits in (4, 8) for number in (1, 5, 15, 16)],
+        (8, GREYS),
+    ],
+)
+@pytest.mark.parametrize("width", [3, 16])
+def test_bmp_files_of_any_palette_are_read_as_indices_and_colours(tmp_path, bits, palette, options, width):
+    """Pillow reads black and white of 8 bits as rows of 1 bit, and greys of 4 bits as of 8."""
+    if (bits == 1 and "rle" in options) or ("old" in options and len(palette) < 2**bits):
+        pytest.skip("there is no such file")
+    indices = np.random.default_rng(0).integers(0, len(palette), (4, width), dtype=np.uint8)
+    path = write_bmp(tmp_path / "a.bmp", indices, palette, bits, **options)
+    assert (read_label(path, 256) == indices).all()
+    assert (read_image(path) == np.array(palette, np.uint8)[indices]).all()
+
+
 @pytest.mark.parametrize(("mode", "order"), [("I;16", "<"), ("I;16B", ">")])
 def test_both_byte_orders_of_16_bits_are_read(tmp_path, mode, order):
     mask = np.array([[0, 1, 2, 255]], np.uint16)
@@ -131,6 +174,14 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, make, rea
         read(tmp_path / "a.png")
 
 
+@pytest.mark.parametrize("target", ["nowhere.png", "a.png"])
+@pytest.mark.parametrize("read", [read_image, read_header, lambda path: read_label(path, 3), read_distance])
+def test_links_that_lead_to_no_file_are_named(tmp_path, target, read):
+    (tmp_path / "a.png").symlink_to(target)
+    with pytest.raises(UserError, match=r"a\.png: a link to a missing file, or to itself: remove it, or restore"):
+        read(tmp_path / "a.png")
+
+
 def test_only_documented_formats_are_opened(tmp_path, monkeypatch):
     """PIL starts Ghostscript for PostScript."""
     monkeypatch.setattr("subprocess.Popen", None)
@@ -148,6 +199,21 @@ def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
     label[0, 0, channel] = 128
     with pytest.raises(UserError, match=r"rgb\.png: a RGB image: labels must be class numbers"):
         read_label(save(tmp_path / "rgb.png", label), 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (Image.new("F", (4, 4)), "a label of floats: save its class numbers as 8-bit PNG"),
+        (Image.new("LA", (4, 4)), "a grey label with transparency: save it without the alpha channel"),
+        (np.zeros((4, 4, 1), np.float64), "1 channel(s) of 64 bits: save class numbers as one channel of 8 or 16 bits"),
+    ],
+)
+def test_labels_of_one_channel_that_are_refused_are_not_taken_for_colours(tmp_path, values, said):
+    path = tmp_path / "a.tif"
+    save(path, values) if isinstance(values, Image.Image) else write_tiff(path, values, {262: 1})
+    with pytest.raises(UserError, match=re.escape(f"a.tif: {said}")):
+        read_label(path, 3)
 
 
 def write_tiff(path, values: np.ndarray, others: dict | None = None):

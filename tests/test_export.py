@@ -135,6 +135,7 @@ def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, 
     said = capsys.readouterr().out
     assert "random images only: --dataset_path nowhere: no such folder" in said
     assert "images must have a longer side of 40 pixels" in said
+    assert "masks get smoother borders if the file is exported with --probs" in said
     assert "opset 18, IR version" in said
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["best.onnx"]
     model = OnnxModel(tmp_path / "new" / "best.onnx", CPU)
@@ -148,15 +149,21 @@ def test_labels_only_raw_weights_another_opset_and_folder(run_folder, tmp_path, 
 
 
 class Recorder(OnnxModel):
-    """A file whose model returns what it gets: each pixel's red as its class, and red and its complement."""
+    """A file whose model returns what it gets: red's complement and red as scores, and the larger one as the class."""
 
-    def __init__(self, long_side: int):
-        self.path, self.got, self.long_side, self.outputs = Path("x"), [], long_side, ["labels", "probs"]
+    def __init__(self, long_side: int, scores: str = "probs"):
+        self.path, self.got, self.long_side, self.outputs = (
+            Path("x"),
+            [],
+            long_side,
+            ["labels", scores][: 1 + bool(scores)],
+        )
 
     def run(self, images):
         self.got.append(images)
-        red = images[..., 0]
-        return red.to(torch.uint8), torch.stack([red / 255, 1 - red / 255], dim=1)
+        red = images[..., 0] / 255
+        scores = torch.stack([1 - red, red], dim=1)
+        return (scores.argmax(1).to(torch.uint8), scores)[: len(self.outputs)]
 
 
 @pytest.mark.parametrize("long_side", [0, 30, 180])
@@ -170,10 +177,24 @@ def test_exported_model_gets_images_of_its_long_side(long_side):
     assert [image.shape[1:3] for image in model.got] == [{30: (20, 30), 180: (120, 180)}.get(long_side, (60, 90))] * 2
     assert (labels.shape, probs.shape, rows) == ((2, 60, 90), (2, 2, 60, 90), slice(0, 60))
     assert (labels[:, :, :40] == 0).all()  # 5 pixels from the edge, which is 3 pixels wide at a third of the size
-    assert (labels[:, :, 50:] == 200).all()
+    assert (labels[:, :, 50:] == 1).all()
     assert (probs.sum(1) - 1).abs().max() < 1e-5
     with pytest.raises(UserError, match="x with --long_side 60000: an image of 90x60 pixels would become 2400 million"):
         Recorder(60000).labels(images)
+
+
+def test_masks_do_not_depend_on_whether_probabilities_are_asked_for():
+    """A photo of 90 pixels and a model of 30. A file of labels alone has no more to resize than these."""
+    images = torch.zeros(1, 60, 90, 3, dtype=torch.uint8)
+    images[:, :, 45:] = 150
+    # The model's column 14 is black; in 15 the second class has 150 / 255 = 0.59. They cover columns 42..44 and 45..47.
+    # Between their centres, 43 and 46, it gets 0.59 / 3 in column 44 and 0.59 * 2 / 3 = 0.39 in column 45.
+    edges = {"probs": 46, "logits": 46, "": 45}
+    for scores, edge in edges.items():
+        expected = (torch.arange(90) >= edge).to(torch.uint8).expand(1, 60, 90)
+        assert torch.equal(Recorder(30, scores).labels(images), expected), scores
+    [(_, probs)] = Recorder(30).probs(images)
+    assert torch.equal(Recorder(30).labels(images), probs.argmax(1).to(torch.uint8))
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ def faulty(tmp_path):
     (folder / ".hidden.png").write_bytes(b"")
     os.mkfifo(folder / "pipe.png")
     (folder / "gone.jpg").symlink_to("nowhere")
+    (folder / "self.jpg").symlink_to("self.jpg")
     image.save(folder / "pages.tif", save_all=True, append_images=[image.rotate(180)])
     return folder
 
@@ -77,7 +78,13 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 file(s) of other kinds" in said
     named = [line.split(":")[0] for line in said.split("could not be predicted:")[1].splitlines() if line.strip()]
-    assert [os.path.basename(name) for name in named] == ["gone.jpg", "pipe.png", "text.jpg", "truncated.jpg"]
+    assert [os.path.basename(name) for name in named] == [
+        "gone.jpg",
+        "pipe.png",
+        "self.jpg",
+        "text.jpg",
+        "truncated.jpg",
+    ]
     assert "1 image(s) have several frames, and only the first is read (--bands takes pages): " in said
     images = ("pages.tif", "good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
     stems = [os.path.splitext(name)[0] for name in images]
@@ -134,6 +141,7 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
     # One file named twice. Outputs of predict.py inside the input do not count; a file may look like a pattern.
     assert found("a/sub/x.jpg", str(tmp_path / "a/sub/x.jpg")) == ("a/sub", {"a/sub/x.jpg": "x"}, 0)
     assert found("c")[1] == {"c/[1].png": "[1]", "c/y.JPG": "y"}
+    assert found("c/**/*.png") == ("c", {"c/[1].png": "[1]"}, 0)
     assert found("c/[1].png")[1] == {"c/[1].png": "[1]"}
     for word, message in (("nowhere.jpg", "no such file or folder"), ("b/*.tif", "no file matches this pattern")):
         with pytest.raises(UserError, match=re.escape(f"--input {word}: {message}")):
@@ -229,7 +237,7 @@ def test_an_input_that_changed_is_predicted_again(checkpoint, tmp_path, capsys):
 def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
     words = using(checkpoint, "--input", faulty, "--output")
     (_, said, _), (_, other, _) = finish(start_group(2, [*words, "two"], tmp_path, "predict.py"), status=1)
-    assert "4 could not be predicted" in said
+    assert "5 could not be predicted" in said
     assert other == ""
     predict.main([*words, str(tmp_path / "one")])
     one = contents(tmp_path / "one")

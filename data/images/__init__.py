@@ -16,6 +16,10 @@ from support.errors import InputError, NotRGBError
 from support.labels import IGNORE
 
 LABEL_MODES = ("P", "L", "1", "I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes with one channel of integers
+OTHER_LABELS = {  # {another mode: what is wrong}; the rest have colours
+    "F": "a label of floats: save its class numbers as 8-bit PNG",
+    "LA": "a grey label with transparency: save it without the alpha channel",
+}
 NO_JPEG = files.LOSSY.format("JPEG")
 END_OF_JPEG = b"\xff\xd9"
 
@@ -24,7 +28,8 @@ class Header(NamedTuple):
     """What a file says of an image without its pixels.
 
     size: (height, width) after EXIF rotation. turn: EXIF orientation (1: upright). frames: number of full-size frames.
-    bands, dtype: number and numpy's type of the values of a pixel.
+    bands, dtype: number and numpy's type of the values of a pixel. is_rgb: True if these are of read_image(), False if
+    they are the file's own.
     """
 
     size: tuple[int, int]
@@ -32,6 +37,7 @@ class Header(NamedTuple):
     frames: int
     bands: int = 3
     dtype: str = "uint8"
+    is_rgb: bool = True
 
 
 def decode(path: Path, convert: Callable = lambda image: image, *, lossless: bool = False) -> np.ndarray:
@@ -142,10 +148,11 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
         files.check_mask(path, image)
         label, mode = label_values(image)
     if mode not in LABEL_MODES:
-        raise InputError(
-            f"{path}: a {mode} image: labels must be class numbers in one channel (grey or palette PNG); to "
-            "convert colours: python -m tools.convert colours"
+        colours = (
+            f"a {mode} image: labels must be class numbers in one channel (grey or palette PNG); to convert colours: "
+            "python -m tools.convert colours"
         )
+        raise InputError(f"{path}: {OTHER_LABELS.get(mode, colours)}")
     if label_map is not None:
         values, label = label, label_map.look_up(label)
         if cv2.countNonZero(cv2.inRange(label, UNLISTED, UNLISTED)):

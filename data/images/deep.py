@@ -41,12 +41,13 @@ def deep_header(path: Path) -> Header:
         with _tiff(path) as (parts, tags):
             size, turn = _size(parts[0]), _orientation(tags)
             bands = sum(math.prod(part.shape) for part in parts) // math.prod(size)
-            return Header(size[::-1] if turn > 4 else size, turn, 1, bands, parts[0].dtype.name)
+            return Header(size[::-1] if turn > 4 else size, turn, 1, bands, parts[0].dtype.name, is_rgb=False)
     with files.opened(path, files.VALUES) as image:
-        turn, size = files.orientation(image), (image.height, image.width)
-        frames, bands = files.num_frames(path, image), len(image.getbands())
-        kind = "uint16" if files.bits(image) == 16 else "uint8"
-        return Header(size[::-1] if turn > 4 else size, turn, frames, 3 if image.mode == "P" else bands, kind)
+        is_deep = files.bits(image) == 16  # looking for the orientation may load the pixels
+        turn, size, frames = files.orientation(image), (image.height, image.width), files.num_frames(path, image)
+        bands = len(image.getbands()) if is_deep or image.mode in MODES else 3
+        kind = "uint16" if is_deep else "uint8"
+        return Header(size[::-1] if turn > 4 else size, turn, frames, bands, kind, is_rgb=False)
 
 
 def read_values(path: Path) -> tuple[np.ndarray, float | None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, ImagePalette, TiffImagePlugin, UnidentifiedImageError
 
 from support.errors import InputError, NotRGBError, UserError
 
@@ -23,8 +23,8 @@ LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
 # By content, whatever the suffix; MPO counts as JPEG. PIL would start another program for PostScript.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
 # What the caller of opened() needs; its messages end with it.
-IMAGE = "images must be 8-bit RGB: convert it, or name the values that become 0 and 255 with --value_range LOW HIGH"
-MASK = "save class numbers as one channel, or 8-bit colours"
+IMAGE = "images must be 8-bit RGB: convert it, or set --bands (for 8 bits) or --value_range LOW HIGH (for more)"
+MASK = "save class numbers as one channel of 8 or 16 bits, or 8-bit colours"
 VALUES = "replace it"  # any bits and channels
 LOSSY = "{} compression changes label values: save the mask as PNG"
 LOSSLESS = ("PNG", "BMP", "TIFF", "GIF")
@@ -52,11 +52,16 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     """
     TiffImagePlugin.logger.disabled = True  # it would print a line of its own for a file that is refused
     try:
-        if not os.path.isfile(path) and os.path.exists(path):  # opening a pipe would wait for a writer
-            raise InputError(f"{path}: not a regular file: replace it by an image")
+        if not os.path.isfile(path):
+            if os.path.exists(path):  # opening a pipe would wait for a writer
+                raise InputError(f"{path}: not a regular file: replace it by an image")
+            if os.path.islink(path):
+                raise InputError(f"{path}: a link to a missing file, or to itself: remove it, or restore the file")
         with Image.open(path, formats=FORMATS) as image:
             if image.format == "TIFF":
                 image.filename = ""  # else Pillow maps uncompressed pixels into memory, and forgets EXIF
+            if image.format == "BMP":
+                _restore_palette(image)
             if needed != VALUES and (unread := _unread_channels(image)):
                 raise NotRGBError(f"{path}: {unread}: {needed}")
             yield image
@@ -71,6 +76,21 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
             raise NotRGBError(f"{path}: {channels}: {needed}") from None
         problem = f"not a whole, readable image ({' '.join(str(error).split())})"
         raise InputError(f"{path}: {problem}: replace it") from None
+
+
+def _restore_palette(image: Any) -> None:
+    """Give an opened BMP file its palette back if Pillow takes indices for grey values of another number of bits.
+
+    Pillow drops a grey palette and forgets the bits of an index: it reads a byte of black or white as eight pixels.
+    """
+    image.fp.seek(14)
+    header = image.fp.read(16)
+    bits = header[10 if header[0] == 12 else 14]  # 12: the length of a header of OS/2
+    if image.mode in ("1", "L") and bits != (1 if image.mode == "1" else 8):
+        greys = (0, 255) if image.mode == "1" else range(256)
+        image._mode, image.palette = "P", ImagePalette.raw("RGB", np.repeat(np.array(greys, np.uint8), 3).tobytes())
+        decoder, box, offset, args = image.tile[0]
+        image.tile = [(decoder, box, offset, ("P" if bits == 8 else f"P;{bits}", *args[1:]))]
 
 
 def num_channels(image: Any) -> int:

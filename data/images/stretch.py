@@ -39,9 +39,12 @@ def choose_reading(
     if given["value_range"] and all(header.dtype in HAVE_8_BITS for header in headers.values()):
         warnings.append("--value_range has no effect: the images have 8 bits, which stay as they are")
     choices: dict[str, tuple[Any, str]] = {}
-    bands, _ = Counter(headers[path].bands for path in deep or paths).most_common(1)[0]
-    if not given["bands"] and bands not in (1, 3):
-        choices["bands"] = (1, 2, 2) if bands == 2 else (1, 2, 3), f"of {bands} in a file; name others with --bands"
+    kinds = Counter((headers[path].bands, headers[path].is_rgb) for path in deep or paths)
+    (bands, is_rgb), _ = kinds.most_common(1)[0]
+    # Without --bands, 8-bit files are read as RGB only, and of deep ones the bands 1 2 3, or 1 alone.
+    if not given["bands"] and not (is_rgb or (deep and bands in (1, 3))):
+        wanted = {1: (1,), 2: (1, 2, 2)}.get(bands, (1, 2, 3))
+        choices["bands"] = wanted, f"of {bands} in a file; name others with --bands"
     if not deep:
         return choices, warnings
     reader = ImageReader(given["bands"] or choices.get("bands", ((), ""))[0], (0.0, 1.0))

@@ -127,12 +127,20 @@ class OnnxModel:
         return 1
 
     def labels(self, images: Tensor, step: Step = no_step) -> Tensor:
-        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB. step: see inference.predictor."""
-        labels = self.run(self._resized(images))[0]
+        """Return label maps (B, H, W) uint8 of images (B, H, W, 3) uint8 RGB. step: see inference.predictor.
+
+        If the model gets images of another size, its scores are resized to theirs, or its labels in a file of labels
+        alone, which makes coarser borders.
+        """
+        outputs = dict(zip(self.outputs, self.run(self._resized(images)), strict=True))
         step(len(images))
-        if labels.shape[1:] == images.shape[1:3]:
+        labels, size = outputs["labels"], images.shape[1:3]
+        scores = outputs.get("probs", outputs.get("logits"))  # as with probs(), if the file has probabilities
+        if labels.shape[1:] == size:
             return labels
-        return F.interpolate(labels.unsqueeze(1), size=images.shape[1:3], mode="nearest-exact").squeeze(1)
+        if scores is None:
+            return F.interpolate(labels.unsqueeze(1), size=size, mode="nearest-exact").squeeze(1)
+        return F.interpolate(scores, size=size, mode="bilinear", align_corners=False).argmax(1).to(torch.uint8)
 
     def probs(self, images: Tensor, step: Step = no_step) -> Iterator[tuple[slice, Tensor]]:
         """Yield one band with all rows: (slice of rows, probabilities (B, C, H, W) float32).

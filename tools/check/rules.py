@@ -15,11 +15,8 @@ ERRORS = {
     ),
     "two-files-of-one-name": ("two files differ only in their suffix", "remove or rename one"),
     "in-two-splits": ("an image is in two splits", "remove it from one: a score on training images means nothing"),
-    "image-unreadable": (
-        "an image is truncated, not an image, or lacks a band",
-        "replace or convert it",
-    ),
-    "label-unreadable": ("a label is truncated, not an image, or of a kind that is not read", "replace or convert it"),
+    "image-unreadable": ("an image cannot be read; the line of each file says why", "replace or convert it"),
+    "label-unreadable": ("a label cannot be read; the line of each file says why", "replace or convert it"),
     "size-mismatch": ("a label and its image differ in size", "resize the label (nearest), or find the right one"),
     "mask-colour": ("a label has colours, not class numbers", "python -m tools.convert colours writes class numbers"),
     "palette-differs": (
