@@ -40,7 +40,8 @@ class Group:
     Without a group, `backend` is None and the collectives act on this process alone. `stop` holds the reason to stop
     once a signal to any rank asks for it. Ranks see a signal at different times, so synchronize before acting on it.
     `local_world_size` counts the processes on this machine. `launcher` gave this process its rank. note("step 7")
-    records where this rank is: the other ranks print it if this rank hangs.
+    records where this rank is: the other ranks print it if this rank hangs. advise(text) records what all ranks print
+    if another rank is lost; only rank 0's counts.
     """
 
     device: torch.device
@@ -52,6 +53,7 @@ class Group:
     local_world_size: int = 1
     launcher: str = ""
     note: Callable[[str], None] = lambda place: None
+    advise: Callable[[str], None] = lambda advice: None
 
     @property
     def is_main(self) -> bool:

@@ -38,12 +38,13 @@ class Lifeline:
     Rank 0 is connected to every other rank, and the others to rank 0 only. Each message is a line:
     "alive rank RANK (PROCESS)" comes first and then every TICK_SECONDS; "stop REASON" relays a signal;
     "failed STATUS TEXT" reports an error; "done" comes from a rank that leaves cleanly. A rank that sends nothing for
-    `timeout` seconds counts as hanging. place: where this rank is, for example "step 7".
+    `timeout` seconds counts as hanging. place: where this rank is, for example "step 7". advice: what to do if another
+    rank is lost, such as "to resume: ...".
     """
 
     def __init__(self, rank: int, world_size: int, stop: StopRequest, timeout: float):
         self.rank, self.world_size, self.stop, self.timeout = rank, world_size, stop, timeout
-        self.place, self.ticks = "the start", 0
+        self.place, self.advice, self.ticks = "the start", "", 0
         self.alive = f"alive rank {rank} ({socket.gethostname()}, process {os.getpid()})"
         self.readers: dict[socket.socket, threading.Thread] = {}
         self.heard: dict[socket.socket, tuple[str, float]] = {}  # a rank, and the tick of its last message
@@ -160,7 +161,7 @@ class Lifeline:
             for peer, tick in list(self.heard.values()):
                 if (self.ticks - tick) * TICK_SECONDS > max(self.timeout, LEAVE_SECONDS):
                     cause = f"stands still since {self.place}: no sign of life for {self.timeout:g} s (--dist_timeout)"
-                    self._fail(f"2 {peer} {cause}")
+                    self._lose(peer, cause, 2)
 
     def _read(self, line: socket.socket, messages: Iterator[str], peer: str) -> None:
         """Handle the messages of a peer until the peer leaves. A lost connection counts as the peer's failure."""
@@ -181,7 +182,11 @@ class Lifeline:
             pass
         except OSError as error:
             cause = f"cannot be reached any more ({error.strerror}): its machine or the network is down"
-        self._fail(f"1 {peer} {cause}", line)
+        self._lose(peer, cause, 1, line)
+
+    def _lose(self, peer: str, cause: str, status: int, source: socket.socket | None = None) -> None:
+        advice = f"; {self.advice}" if self.advice else ""
+        self._fail(f"{status} {peer} {cause}{advice}", source)
 
     def _fail(self, text: str, source: socket.socket | None = None) -> None:
         """End this process because of another rank's failure, unless it is ending already. text: STATUS CAUSE."""

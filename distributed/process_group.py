@@ -112,8 +112,8 @@ def _join(
     for name in {*UNREAD_VARIABLES} & {*os.environ} if rank == 0 else ():
         warn(f"warning: nothing reads {name}: use --dist_timeout (now {timeout:g} s)")
     dist.init_process_group(backends, timeout=wait, store=store, rank=rank, world_size=world_size)
-    note = partial(setattr, line, "place")
-    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, note)
+    notes = partial(setattr, line, "place"), partial(setattr, line, "advice")
+    group = Group(device, rank, local_rank, world_size, backend, line.stop, local_world_size, place.launcher, *notes)
     check_gpus(group)
     return group
 

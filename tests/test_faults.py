@@ -108,7 +108,7 @@ def test_error_ends_both_ranks_where_leaving_the_group_would_block(demo_flags, t
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1])
 def test_killed_rank_is_named_within_seconds(demo_flags, tmp_path, victim):
-    words = demo_flags(epochs=3)
+    words = demo_flags(epochs=3, name="x")
     processes = start_group(2, ["killed", str(victim), *words], tmp_path, FAULTS)
     assert processes[victim].wait(60) == -9
     status, _, stderr = finish(processes, timeout=NAMED_SECONDS)[1 - victim]
@@ -117,6 +117,8 @@ def test_killed_rank_is_named_within_seconds(demo_flags, tmp_path, victim):
     [line] = errors_of(stderr)
     assert f"rank {victim} (" in line
     assert "exited without a message" in line
+    hint = f"; to resume, start all processes as before and add: --resume {tmp_path}/x/last.pt"
+    assert line.endswith(hint) == (victim != 0)  # rank 0 writes the checkpoints
     assert "Traceback" not in stderr
 
 

@@ -113,6 +113,7 @@ class Run:
         if self.folder:
             files = [self.folder / name for name in (*names, "last.pt")]
             self.writer.save(content, files, self.cfg.kept_files, self._report)
+            self.group.advise(resume_hint(self.cfg, self.group, self.folder))
             self._report = lambda: None
 
     def __enter__(self) -> "Run":
