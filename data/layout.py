@@ -18,6 +18,7 @@ from data.images.files import IMAGE_SUFFIXES, LABEL_SUFFIXES
 from data.plain import ListError, find_flags, find_plain
 from support.errors import InputError, UserError
 from support.files import read_bytes
+from support.terminal import warn
 
 LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
 MASKS = ("SegmentationClassAug", "SegmentationClass")
@@ -165,6 +166,26 @@ def read_list(path: Path, folder: str = "") -> list[str]:
     if not names:
         raise UserError(f"{path}: the list is empty; expected one image name a line")
     return names
+
+
+def find_labels(folder: Path, list_file: Path | None = None) -> dict[str, Path]:
+    """Return {name without suffix: file} of the labels below a folder, or of those in a list file, one name per line.
+
+    Raises UserError if there is none, a listed one is missing, or two have one name. Warns of JPEGs that are left out.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    labels, files = list_folder(folder, LABEL_SUFFIXES), list_folder(folder, ANY_SUFFIXES)
+    if twice := next((paths for paths in labels.values() if len(paths) > 1), None):
+        raise UserError(f"{twice[0]} and {twice[1].name}: two files of one name: remove or rename one")
+    if not labels:
+        raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
+    if not list_file and (others := sorted(files.keys() - labels.keys())):
+        warn(f"{len(others)} JPEG file(s), such as {files[others[0]][0]}, left out: {NO_JPEG}")
+    names = [without_suffix(line, labels) for line in read_list(list_file)] if list_file else list(labels)
+    if missing := [name for name in names if name not in labels]:
+        raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")
+    return {name: labels[name][0] for name in names}
 
 
 def _split_pair(line: str, folder: str) -> tuple[str, str]:

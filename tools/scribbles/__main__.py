@@ -20,9 +20,8 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.classes import read_classes
-from data.images import NO_JPEG, label_png, read_label
-from data.images.files import LABEL_SUFFIXES
-from data.layout import ANY_SUFFIXES, list_folder, read_list, without_suffix
+from data.images import label_png, read_label
+from data.layout import find_labels
 from flags.declare import flag
 from flags.reader import FlagReader
 from support import program
@@ -68,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         return suggest.main(words[1:])
     args = SimulateFlags(**READER.command_line(argv).values)
     import_extra("skimage")  # before anything is written
-    masks = list(find_masks(args.masks, args.list).items())
+    masks = list(find_labels(args.masks, args.list).items())
     simulate = functools.partial(_simulate, args=args, colours=read_classes(args.classes, None).colours)
     settings = {item.name: getattr(args, item.name) for item in dataclasses.fields(Style)}
     settings |= {"background": args.background_class, "seed": args.seed, "classes": args.classes}
@@ -80,26 +79,6 @@ def main(argv: list[str] | None = None) -> int:
     warn(*counts)  # the lines on masks without a scribble
     say(f"{args.out}: {drawn} scribble(s) drawn" + (f", {kept} kept (from an earlier start)" if kept else ""))
     return 1 if counts else 0
-
-
-def find_masks(folder: Path, list_file: Path | None) -> dict[str, Path]:
-    """Return {name without suffix: file} of the masks below a folder, or of those in a list file, one name per line.
-
-    Raises UserError if there is none, a listed one is missing, or two have one name.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    masks, files = list_folder(folder, LABEL_SUFFIXES), list_folder(folder, ANY_SUFFIXES)
-    if twice := next((paths for paths in masks.values() if len(paths) > 1), None):
-        raise UserError(f"{twice[0]} and {twice[1].name}: two files of one name: remove or rename one")
-    if not masks:
-        raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
-    if not list_file and (others := sorted(files.keys() - masks.keys())):
-        warn(f"{len(others)} JPEG file(s), such as {files[others[0]][0]}, left out: {NO_JPEG}")
-    names = [without_suffix(line, masks) for line in read_list(list_file)] if list_file else list(masks)
-    if missing := [name for name in names if name not in masks]:
-        raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")
-    return {name: masks[name][0] for name in names}
 
 
 def _simulate(named: tuple[str, Path], args: SimulateFlags, colours: np.ndarray) -> str:
