@@ -1,5 +1,6 @@
 """python -m tools.scribbles: files by name, in any number of processes, and nothing overwritten."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_files_do_not_depend_on_processes_or_on_other_masks(masks, tmp_path, cap
     assert simulate(masks, tmp_path / "few", "--list", str(tmp_path / "list.txt")) == 0
     few = contents(tmp_path / "few")
     assert set(few) == {"4.png", "sub/5.png", MARK}
-    assert {name: one[name] for name in few} == few
+    assert {name: one[name] for name in few if name != MARK} == {name: few[name] for name in few if name != MARK}
     assert simulate(masks, tmp_path / "other", "--classes", "camvid") == 0
     with Image.open(tmp_path / "other/0.png") as picture:
         assert picture.mode == "P"
@@ -88,6 +89,7 @@ def test_a_mask_that_has_changed_is_drawn_again_and_a_damaged_one_named(masks, t
     folder = shutil.copytree(masks, tmp_path / "masks")
     simulate(folder, tmp_path / "out")
     Image.fromarray(np.full((40, 40), 3, np.uint8)).save(folder / "0.png")
+    os.utime(folder / "0.png", (0, 0))  # as cp -p, rsync -a and unzip keep it
     (folder / "2.png").write_bytes((folder / "2.png").read_bytes()[:-30])
     capsys.readouterr()
     assert simulate(folder, tmp_path / "out") == 1

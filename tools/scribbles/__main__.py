@@ -29,7 +29,7 @@ from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
-from support.results import reserve
+from support.results import file_state, reserve
 from support.terminal import say, warn
 from tools.scribbles.strokes import Style, draw_scribble, import_extra
 
@@ -72,7 +72,9 @@ def main(argv: list[str] | None = None) -> int:
     settings = {item.name: getattr(args, item.name) for item in dataclasses.fields(Style)}
     settings |= {"background": args.background_class, "seed": args.seed, "classes": args.classes}
     settings |= {"masks": str(args.masks.resolve())}
-    reserve(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", inputs=[args.masks])
+    options: dict = {"inputs": [args.masks], "files": {name: file_state(mask) for name, mask in masks}}
+    options["paths"] = lambda name: [args.out / f"{name}.png"]
+    reserve(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", **options)
     results = work_on(simulate, masks, args.workers, "mask", "drawing")
     counts = Counter(results)
     drawn, kept = counts.pop("drawn", 0), counts.pop("kept", 0)
@@ -82,13 +84,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _simulate(named: tuple[str, Path], args: SimulateFlags, colours: np.ndarray) -> str:
-    """Write the scribble of a mask (name, file), unless there is one that is not older than the mask.
+    """Write the scribble of a mask (name, file), unless there is one.
 
     colours: (256, 3) uint8. Returns "drawn", "kept", or a line that says why there is none.
     """
     name, mask = named
     target = args.out / f"{name}.png"
-    if target.exists() and target.stat().st_mtime >= mask.stat().st_mtime:
+    if target.exists():  # reserve() has removed those whose masks have changed
         return "kept"
     try:
         scribble = draw_scribble(read_label(mask, IGNORE), args, args.seed, name)
