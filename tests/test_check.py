@@ -385,11 +385,13 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
     colours[3, :20], colours[9, :20] = (200, 0, 0), (0, 200, 0)
     put(tmp_path / "data/pascal_2012_scribble/a.png", colours)
     command = shlex.split(report(*words).splitlines()[-1].removeprefix("to fix: "))
-    assert convert([*command[command.index("colours") :], "--workers", "0"]) == 1  # v has no stroke
+    assert convert([*command[command.index("colours") :], "--workers", "0"]) == 0
+    said = capsys.readouterr()
+    assert "1 image(s) have no stroke, such as " in said.out  # v is for validation
+    assert "background" not in said.out + said.err
     fixed = tmp_path / "data_masks/pascal_2012_scribble/a.png"
     stroke[3, :20], stroke[9, :20] = 1, 0  # in the order of the colours
     assert (np.array(Image.open(fixed)) == stroke).all()
-    assert "background" not in capsys.readouterr().out
     for text, is_used in (("a\nb\n", False), ("a #c80000\nb #00c800\n", True)):  # names alone do not say what is red
         (tmp_path / "data/classes.txt").write_text(text)
         assert (f"--classes {tmp_path / 'data/classes.txt'}" in report(*words).splitlines()[-1]) == is_used

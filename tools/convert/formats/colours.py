@@ -157,7 +157,7 @@ def _pair(source: Source) -> None:
 
     Images are in the subfolder of IMAGE_FOLDERS, masks in that of MASK_FOLDERS, or else in the folder itself; --images
     names another folder. If there are lists, entries have the split of their list, and an image without a mask is left
-    out if no list has it. Raises UserError if a folder is missing.
+    out if no list has it, or with --scribbles. Raises UserError if a folder is missing.
     """
     root, options = source.path, source.options
     if not root.is_dir():
@@ -180,11 +180,13 @@ def _pair(source: Source) -> None:
 
     def read_pair(pair: tuple[str, Files]) -> list[Entry]:
         name, found = pair
-        if not found["mask"] and splits and name not in splits:
+        if not found["mask"] and (options.scribbles or (splits and name not in splits)):
             return []
         files = split.choose(name, found)
         return [Entry(name, str(files["mask"]), files["image"], files["mask"], split=splits.get(name, ""))]
 
+    if options.scribbles and (lacking := [found["image"][0] for _, found in pairs if not found["mask"]]):
+        source.notes.append(f"{len(lacking)} image(s) have no stroke, such as {lacking[0]}: left out")
     for entries in source.collect(read_pair, pairs):
         source.entries += entries
     unused = select(list_folder(masks, LABEL_SUFFIXES), options.label_suffix).keys() - dict(pairs).keys()
