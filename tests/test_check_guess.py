@@ -178,6 +178,26 @@ def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path,
         assert shlex.split(command)[-7:] == expected
 
 
+@pytest.mark.parametrize(
+    ("image", "mask", "number"),
+    [("S/N.png", "Sannot/N.png", 2), ("S/N.png", "S_labels/N.png", 2), ("S/N.png", "S/N_mask.png", 1),
+     ("img_dir/S/N.png", "ann_dir/S/N.png", 1), ("images/S/N.png", "labels/S/N.png", 1)],
+)  # fmt: skip
+def test_colours_in_the_folders_of_other_trainers_are_converted_by_the_printed_commands(
+    tmp_path, capsys, image, mask, number
+):
+    for split in ("train", "val"):
+        for name in "ab":
+            put(tmp_path / "in" / image.replace("S", split).replace("N", name), picture(split + name))
+            put(tmp_path / "in" / mask.replace("S", split).replace("N", name), COLOURS[label(0, 1, 2)])
+    commands = report(tmp_path / "in", capsys, 2).splitlines()[-1].removeprefix("to fix: ").split(" && ")
+    assert len(commands) == number
+    for command in commands:
+        assert convert([*shlex.split(command)[3:], "--workers", "0"]) == 0
+    capsys.readouterr()
+    assert "  train: 2 images" in report(tmp_path / "in_masks", capsys, 0)
+
+
 def test_values_that_the_map_lacks_are_a_finding(tmp_path):
     drawn = Drawn(tmp_path)
     drawn.pair("train/a", mask=label(0, 128, 255))

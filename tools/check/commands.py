@@ -113,11 +113,14 @@ def _convert_colours(counts: Counts, findings: Findings) -> list[list[object]]:
         return [[*start, strokes, out, "--scribbles", "--images", images, *classes, *ends]]
     ends += classes
     places: dict[str, Folders] = {}
-    for role, split in zip(("train", "val"), paths.split_names, strict=True):
-        for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):
+    masks = paths.train_path, paths.val_path
+    for role, split, folder in zip(("train", "val"), paths.split_names, masks, strict=True):
+        for place in find_places(root, split, paths.image_path, folder, paths.list_path):
             places[role] = place
     whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
-    is_one_folder = all(place.images.parent == whole.images or place.list_file for place in places.values())
+    is_one_folder = all(
+        place.list_file or (place.images.parent, place.masks.parent) == whole[:2] for place in places.values()
+    )
     if is_one_folder and paths.split_names == ("train", "val"):
         return [[*start, whole.masks, out, "--images", whole.images, *ends]]
     return [
