@@ -235,11 +235,7 @@ def match_files(
             present["image"] = {name: files for name, files in present["image"].items() if not name.endswith(labels)}
     names = list(present["image"]) if split.listed is None else []
     for listed in split.listed or ():
-        name = without_suffix(listed, present["image"], ending)
-        if name not in present["image"]:  # PaddleX's names begin with the folder of the images, others with "/", too
-            inner = listed.removeprefix(f"{folders['image'].as_posix()}/").lstrip("/")
-            name = without_suffix(inner.removeprefix(f"{folders['image'].name}/"), present["image"], ending)
-        names.append(name)
+        names.append(name_in(listed, present["image"], folders["image"], ending))
     return [(name, {kind: files.get(name, []) for kind, files in present.items()}) for name in names]
 
 
@@ -249,6 +245,15 @@ def select(files: Files, ending: str) -> Files:
         return files
     ending = unicodedata.normalize("NFC", ending)
     return {name.removesuffix(ending): paths for name, paths in files.items() if name.endswith(ending)}
+
+
+def name_in(listed: str, images: Collection[str], folder: Path, ending: str = "") -> str:
+    """Return a listed name as without_suffix(), and without the folder of the images unless it is a key of `images`."""
+    name = without_suffix(listed, images, ending)
+    if name not in images:  # PaddleX's names begin with the folder of the images, others with "/", too
+        inner = listed.removeprefix(f"{folder.as_posix()}/").lstrip("/")
+        name = without_suffix(inner.removeprefix(f"{folder.name}/"), images, ending)
+    return name
 
 
 def without_suffix(listed: str, images: Collection[str], ending: str = "") -> str:

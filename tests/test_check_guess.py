@@ -198,6 +198,33 @@ def test_colours_in_the_folders_of_other_trainers_are_converted_by_the_printed_c
     assert "  train: 2 images" in report(tmp_path / "in_masks", capsys, 0)
 
 
+@pytest.mark.parametrize(
+    ("images", "masks", "names", "line"),
+    [
+        ("images", "masks", "train val", "{}"),
+        ("images", "mask", "train val", "images/{}.png mask/{}.png"),
+        ("images", "labels", "train_list val_list", "images/{}.png,labels/{}.png"),
+    ],
+)
+def test_lists_of_masks_in_colours_stay(tmp_path, capsys, images, masks, names, line):
+    root = tmp_path / "in"
+    for name in "abc":
+        put(root / images / f"{name}.png", picture(name))
+        put(root / masks / f"{name}.png", COLOURS[label(0, 1, 2)])
+    for name, part in zip(names.split(), ("ca", "b"), strict=True):
+        (root / f"{name}.txt").write_text("".join(f"{line.format(letter, letter)}\n" for letter in part))
+    (root / "notes.txt").write_text("no list\n")
+    (command,) = report(root, capsys, 2).splitlines()[-1].removeprefix("to fix: ").split(" && ")
+    assert convert([*shlex.split(command)[3:], "--workers", "0"]) == 0
+    made = {path.relative_to(tmp_path / "in_masks").as_posix() for path in (tmp_path / "in_masks/masks").rglob("*.png")}
+    assert made == {"masks/train/a.png", "masks/train/c.png", "masks/val/b.png"}
+    (root / "lists").mkdir()
+    for path in root.glob("*.txt"):
+        path.rename(root / "lists" / path.name)
+    words = ["--list_path", "lists", *shlex.split("--train_split {} --val_split {}".format(*names.split()))]
+    assert "to fix:" not in report(root, capsys, 2, *words)  # no command would keep them
+
+
 def test_values_that_the_map_lacks_are_a_finding(tmp_path):
     drawn = Drawn(tmp_path)
     drawn.pair("train/a", mask=label(0, 128, 255))

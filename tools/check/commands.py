@@ -16,7 +16,7 @@ from tools.check.counts import Counts
 from tools.check.files import Paths
 from tools.check.rules import Findings
 from tools.convert.find import NUMBERS, describe, find_kinds
-from tools.convert.formats.colours import has_colours
+from tools.convert.formats.colours import has_colours, plain_lists
 
 
 def training_lines(counts: Counts) -> list[str]:
@@ -76,7 +76,7 @@ def fix_lines(counts: Counts, findings: Findings) -> list[str]:
         commands = [_split(counts)]
     else:
         return []
-    return [f"to fix: {' && '.join(shell.python_command(*words) for words in commands)}"]
+    return [f"to fix: {' && '.join(shell.python_command(*words) for words in commands)}"] if commands else []
 
 
 def _check_again(counts: Counts) -> list[object]:
@@ -118,9 +118,11 @@ def _convert_colours(counts: Counts, findings: Findings) -> list[list[object]]:
         for place in find_places(root, split, paths.image_path, folder, paths.list_path):
             places[role] = place
     whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
-    is_one_folder = all(
-        place.list_file or (place.images.parent, place.masks.parent) == whole[:2] for place in places.values()
-    )
+    is_one_folder = all((place.images.parent, place.masks.parent) == whole[:2] for place in places.values())
+    if lists := {place.list_file for place in places.values() if place.list_file}:
+        is_kept = all(place.masks == whole.masks for place in places.values())
+        is_kept &= lists <= {*plain_lists(whole.images, whole.masks)}
+        return [[*start, whole.masks, out, "--images", whole.images, *ends]] if is_kept else []
     if is_one_folder and paths.split_names == ("train", "val"):
         return [[*start, whole.masks, out, "--images", whole.images, *ends]]
     return [

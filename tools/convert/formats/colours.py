@@ -14,6 +14,7 @@ from PIL import Image
 
 from data.classes import MAX_TEXT
 from data.folders import Files
+from data.guess import TRAIN_NAMES, VAL_NAMES
 from data.images import decode
 from data.images.files import LABEL_SUFFIXES
 from data.layout import Split, first_folder, list_folder, match_files, select
@@ -36,6 +37,7 @@ IMAGE_FOLDERS = ("images", "JPEGImages")
 MASK_FOLDERS = ("masks", "labels", "annotations", "SegmentationClass", "SegmentationClassAug")
 NO_IMAGES = (*MASK_FOLDERS, "SegmentationObject")  # folders below that of the images that have none
 LISTS = "ImageSets/Segmentation"  # as PASCAL VOC, CVAT and Datumaro have them
+PLAIN_LISTS = (*TRAIN_NAMES, *VAL_NAMES, "test", "test_list")
 
 
 def read(source: Source) -> None:
@@ -176,7 +178,9 @@ def _pair(source: Source) -> None:
         pairs = [(name, files) for name, files in pairs if name.split("/")[0] not in NO_IMAGES]
     if not pairs:
         raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(root)}")
-    splits = read_splits(_beside(root, LISTS), dict(pairs), source.faults)
+    folder = _beside(root, LISTS)
+    lists = sorted(folder.glob("*.txt")) if folder else [] if options.scribbles else plain_lists(images, masks)
+    splits = read_splits(lists, dict(pairs), source.faults, images, options.image_suffix)
 
     def read_pair(pair: tuple[str, Files]) -> list[Entry]:
         name, found = pair
@@ -191,6 +195,13 @@ def _pair(source: Source) -> None:
         source.entries += entries
     unused = select(list_folder(masks, LABEL_SUFFIXES), options.label_suffix).keys() - dict(pairs).keys()
     source.faults += [f"{masks / name}: a mask without an image: skipped" for name in sorted(unused)]
+
+
+def plain_lists(images: Path, masks: Path) -> list[Path]:
+    """Return the lists of splits, such as train.txt, beside plain folders of images and masks."""
+    root = masks if images.resolve() == masks.resolve() else masks.parent
+    names = PLAIN_LISTS if root in (images, images.parent) else ()
+    return [path for name in names if (path := root / f"{name}.txt").is_file()]
 
 
 def _beside(source: Path, name: str) -> Path | None:
