@@ -301,6 +301,10 @@ def test_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     assert "1 of 5 masks hold only 0 and 255 (ignored): is 255 an object" in report(tmp_path, capsys, 0)
     drawn.pair("train/e", mask=label(0, 2))
     assert "to fix" not in report(tmp_path, capsys, 2)  # binary has no class 2
+    drawn.pair("train/e", mask=label(0, 1))
+    assert "to fix" in report(tmp_path, capsys, 2)
+    (tmp_path / "classes.txt").write_text("ground\ncar\ntree\n")
+    assert "to fix" not in report(tmp_path, capsys, 2)
 
 
 def test_objects_of_255_without_splits_are_read_as_train_py_will(tmp_path, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faulty_data import Drawn, draw_clean, label, picture, put
+from PIL import Image
 from test_check import report
 
 from data.guess import GUESSED, guess_endings, guess_flags
@@ -223,6 +224,30 @@ def test_lists_of_masks_in_colours_stay(tmp_path, capsys, images, masks, names, 
         path.rename(root / "lists" / path.name)
     words = ["--list_path", "lists", *shlex.split("--train_split {} --val_split {}".format(*names.split()))]
     assert "to fix:" not in report(root, capsys, 2, *words)  # no command would keep them
+
+
+@pytest.mark.parametrize(
+    ("text", "is_used"),
+    [("ground\ncar\ntree\n", False), ("0: ground\n1: car\n2: tree\n", False), ("# ours\nground\ncar\n", False),
+     ("ground #000000\ncar #ff0000\r\ntree #0000ff\n", True), ("tree:0,0,255::\nbackground:0,0,0::\ncar:255,0,0::\n", True)],
+)  # fmt: skip
+@pytest.mark.parametrize("images", ["S/images", "images/S"])
+def test_names_without_colours_do_not_number_masks_in_colours(tmp_path, capsys, images, text, is_used):
+    for split in ("train", "val"):
+        put(tmp_path / "in" / images.replace("S", split) / "a.png", picture(split))
+        masks = images.replace("images", "masks").replace("S", split)
+        put(tmp_path / "in" / masks / "a.png", COLOURS[label(0, 1, 2)])
+    (tmp_path / "in/classes.txt").write_text(text)
+    *_, note, commands = report(tmp_path / "in", capsys, 2).splitlines()
+    assert (f"{tmp_path / 'in/classes.txt'}: has no colours, which would say which" in note) != is_used
+    for command in commands.removeprefix("to fix: ").split(" && "):
+        assert convert([*shlex.split(command)[3:], "--workers", "0"]) == 0
+    names = [line.split()[0] for line in (tmp_path / "in_masks/classes.txt").read_text().splitlines()]
+    assert ("car" in names) == is_used
+    assert len(names) == 3
+    made = [np.asarray(Image.open(path)) for path in (tmp_path / "in_masks/masks").rglob("*.png")]
+    assert [len(np.unique(mask)) for mask in made] == [3, 3]
+    assert 255 not in np.unique(made)
 
 
 def test_values_that_the_map_lacks_are_a_finding(tmp_path):

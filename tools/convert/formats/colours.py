@@ -5,6 +5,7 @@ and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_managemen
 """
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from tools.convert.hidden_colours import HIDDEN, opaque, twins
 from tools.convert.reading import read_splits
 from tools.convert.source import Converted, Entry, Options, Shape, Source
 
+_COLOUR = re.compile(rb"#[0-9a-fA-F]{6}\s*$|^[^:\n]+:[\d,]*:[^:\n]*:", re.MULTILINE)  # or a line of a labelmap.txt
 MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
 BLACK = 0
@@ -138,7 +140,7 @@ def patch(pixels: np.ndarray, where: str, size: tuple[int, int], line_width: flo
 
 def has_colours(path: Path) -> bool:
     """Return whether a file of class names has colours; without them it does not say which class a colour is."""
-    return any(char in read_bytes(path, MAX_TEXT) for char in b"#:")
+    return bool(_COLOUR.search(read_bytes(path, MAX_TEXT)))
 
 
 def class_file(source: Path) -> str:
