@@ -229,7 +229,8 @@ def test_lists_of_masks_in_colours_stay(tmp_path, capsys, images, masks, names, 
 @pytest.mark.parametrize(
     ("text", "is_used"),
     [("ground\ncar\ntree\n", False), ("0: ground\n1: car\n2: tree\n", False), ("# ours\nground\ncar\n", False),
-     ("ground #000000\ncar #ff0000\r\ntree #0000ff\n", True), ("tree:0,0,255::\nbackground:0,0,0::\ncar:255,0,0::\n", True)],
+     ("ground #000000\ncar #ff0000\r\ntree #0000ff\n", True),
+     ("tree:0,0,255::\nbackground:0,0,0::\ncar:255,0,0::\n", True)],
 )  # fmt: skip
 @pytest.mark.parametrize("images", ["S/images", "images/S"])
 def test_names_without_colours_do_not_number_masks_in_colours(tmp_path, capsys, images, text, is_used):

@@ -66,7 +66,7 @@ def _choices(counts: Counts) -> dict[str, tuple[Any, str]]:
 def fix_lines(counts: Counts, findings: Findings) -> list[str]:
     """Return lines that end with the command for the first finding that a command can fix, or no line."""
     codes, again, lines = {finding.code for finding in findings.sorted()}, _check_again(counts), list[str]()
-    if "mask-lossy" in codes:
+    if codes & {"mask-lossy", "mask-mixed"}:
         return []  # no command mends them
     if codes & {"mask-colour", "palette-differs"}:
         commands = _convert_colours(counts, findings)
