@@ -63,7 +63,8 @@ def check_sample(
     frames = mapper(lambda path: reader.header(path).frames, images)
     if line := several_frames(dict(zip(images, frames, strict=True))):
         log.warning(line)
-    if all(set().union(*read_values(files)) == {IGNORE} for files in (spread(val), val)):
+    scored = set().union(*read_values(spread(val)))
+    if scored == {IGNORE} and set().union(*read_values(val)) == {IGNORE}:
         raise UserError(f"all validation masks are {IGNORE} (ignored), so there is nothing to score: label some pixels")
     labels = read_values(spread(train))
     present = set().union(*labels)
@@ -76,6 +77,9 @@ def check_sample(
         log.warning(f"{problem}, as from bilinear resizing or JPEG: {paths[0]} ...: resize masks by nearest neighbour")
     if present == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
+    if scored == {0, IGNORE} and present - scored:
+        problem = "the validation masks hold only 0 and 255 (ignored), so only class 0 is scored"
+        log.warning(f"{problem}: if 255 is the object, write it as 1; to check the labels: {command}")
     masks = [] if "pseudo" in train[0] else labels  # scribbles of class 0 alone also contain 0 and 255 only
     _judge(present, masks, num_classes, command)
 

@@ -18,6 +18,7 @@ from data.images.files import IMAGE_SUFFIXES, LABEL_SUFFIXES
 from data.plain import ListError, find_flags, find_plain
 from support.errors import InputError, UserError
 from support.files import read_bytes
+from support.terminal import warn
 
 LISTS = ("ImageSets/SegmentationAug", "ImageSets/Segmentation")
 MASKS = ("SegmentationClassAug", "SegmentationClass")
@@ -167,6 +168,26 @@ def read_list(path: Path, folder: str = "") -> list[str]:
     return names
 
 
+def find_labels(folder: Path, list_file: Path | None = None) -> dict[str, Path]:
+    """Return {name without suffix: file} of the labels below a folder, or of those in a list file, one name per line.
+
+    Raises UserError if there is none, a listed one is missing, or two have one name. Warns of JPEGs that are left out.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    labels, files = list_folder(folder, LABEL_SUFFIXES), list_folder(folder, ANY_SUFFIXES)
+    if twice := next((paths for paths in labels.values() if len(paths) > 1), None):
+        raise UserError(f"{twice[0]} and {twice[1].name}: two files of one name: remove or rename one")
+    if not labels:
+        raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
+    if not list_file and (others := sorted(files.keys() - labels.keys())):
+        warn(f"{len(others)} JPEG file(s), such as {files[others[0]][0]}, left out: {NO_JPEG}")
+    names = [without_suffix(line, labels) for line in read_list(list_file)] if list_file else list(labels)
+    if missing := [name for name in names if name not in labels]:
+        raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")
+    return {name: labels[name][0] for name in names}
+
+
 def _split_pair(line: str, folder: str) -> tuple[str, str]:
     """Return the (image, mask) of a line in a list; the mask is "" if the line names only the image.
 
@@ -214,11 +235,7 @@ def match_files(
             present["image"] = {name: files for name, files in present["image"].items() if not name.endswith(labels)}
     names = list(present["image"]) if split.listed is None else []
     for listed in split.listed or ():
-        name = without_suffix(listed, present["image"], ending)
-        if name not in present["image"]:  # PaddleX's names begin with the folder of the images, others with "/", too
-            inner = listed.removeprefix(f"{folders['image'].as_posix()}/").lstrip("/")
-            name = without_suffix(inner.removeprefix(f"{folders['image'].name}/"), present["image"], ending)
-        names.append(name)
+        names.append(name_in(listed, present["image"], folders["image"], ending))
     return [(name, {kind: files.get(name, []) for kind, files in present.items()}) for name in names]
 
 
@@ -228,6 +245,15 @@ def select(files: Files, ending: str) -> Files:
         return files
     ending = unicodedata.normalize("NFC", ending)
     return {name.removesuffix(ending): paths for name, paths in files.items() if name.endswith(ending)}
+
+
+def name_in(listed: str, images: Collection[str], folder: Path, ending: str = "") -> str:
+    """Return a listed name as without_suffix(), and without the folder of the images unless it is a key of `images`."""
+    name = without_suffix(listed, images, ending)
+    if name not in images:  # PaddleX's names begin with the folder of the images, others with "/", too
+        inner = listed.removeprefix(f"{folder.as_posix()}/").lstrip("/")
+        name = without_suffix(inner.removeprefix(f"{folder.name}/"), images, ending)
+    return name
 
 
 def without_suffix(listed: str, images: Collection[str], ending: str = "") -> str:

@@ -1,7 +1,6 @@
 """The files that predict.py writes: palette PNGs, overlays, probabilities."""
 
 import io
-import os
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,7 +17,7 @@ from inference.inputs import OUTPUT_NOTE
 from support.errors import InputError
 from support.files import write_atomic
 from support.processes import ThreadPool
-from support.results import reserve
+from support.results import file_state, reserve
 
 SUFFIXES = {"masks": "png", "overlays": "jpg", "probs": "npy"}
 RESULTS = [f"{kind}/**/*.{suffix}" for kind, suffix in SUFFIXES.items()]
@@ -56,7 +55,7 @@ class Outputs:
         """
         overlays = {"background": self.background} if self.overlays else False
         settings = settings | {"overlay": overlays, "probs": self.probs}
-        states = {name: _state(file) for name, file in images.items()}
+        states = {name: file_state(file) for name, file in images.items()}
         options: dict = {"flag": "--output", "overwrite": overwrite, "files": states}
         options["paths"] = lambda name: [self.path(kind, name) for kind in SUFFIXES]
         reserve(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", **options)
@@ -97,12 +96,3 @@ class Outputs:
             picture = Image.fromarray(with_legend(painted, label, self.classes, self.background))
             write_atomic(self.path("overlays", name), encode(picture, "JPEG", quality=JPEG_QUALITY), parents=True)
         write_atomic(self.path("masks", name), label_png(label, self.classes.colours), parents=True)
-
-
-def _state(file: Path) -> list[int]:
-    """Return a file's size and time of change; [] if there is no such file, as behind a broken link."""
-    try:
-        state = os.stat(file)
-    except OSError:  # the image is read later, and that error names the file
-        return []
-    return [state.st_size, state.st_mtime_ns]

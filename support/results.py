@@ -61,3 +61,12 @@ def reserve(
         for path in (path for name in stale for path in paths(name)):
             path.unlink(missing_ok=True)
         write_atomic(note, json.dumps(settings, indent=1))
+
+
+def file_state(file: Path) -> list[int]:
+    """Return a file's size and time of change; [] if there is no such file, as behind a broken link."""
+    try:
+        state = os.stat(file)
+    except OSError:  # the file is read later, and that error names it
+        return []
+    return [state.st_size, state.st_mtime_ns]

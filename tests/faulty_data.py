@@ -143,7 +143,7 @@ FAULTY = {
     "image-unreadable": ["images/train/cut_image.png"],
     "label-unreadable": ["masks/train/cut_label.png", "masks/train/deep_label.png"],
     "size-mismatch": ["masks/train/rotated.png", "masks/train/size.png"],
-    "mask-colour": ["masks/train/colour.png"],
+    "mask-mixed": ["masks/train/colour.png"],
     "mask-mode": ["masks/train/mode.png"],
     "mask-lossy": ["masks/train/jpeg.jpg", "masks/train/tiff.tif", "masks/train/webp.webp"],
     "mask-frames": ["masks/train/stack.tif"],

@@ -24,6 +24,7 @@ from tools.convert.__main__ import main as convert
 # Codes with a test of their own
 ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs", "strokes-dense"}
 ELSEWHERE |= {
+    "mask-colour",
     "class-alike",
     "nothing-labelled",
     "one-class",
@@ -83,6 +84,7 @@ def palette_of(values: np.ndarray, *colours: list[int]) -> Image.Image:
     return image
 
 
+COLOURS = np.array([[0, 0, 0], [200, 30, 30], [255, 255, 255]], np.uint8)
 GREYS = [[255 - value] * 3 for value in range(256)]
 
 
@@ -301,6 +303,10 @@ def test_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     assert "1 of 5 masks hold only 0 and 255 (ignored): is 255 an object" in report(tmp_path, capsys, 0)
     drawn.pair("train/e", mask=label(0, 2))
     assert "to fix" not in report(tmp_path, capsys, 2)  # binary has no class 2
+    drawn.pair("train/e", mask=label(0, 1))
+    assert "to fix" in report(tmp_path, capsys, 2)
+    (tmp_path / "classes.txt").write_text("ground\ncar\ntree\n")
+    assert "to fix" not in report(tmp_path, capsys, 2)
 
 
 def test_objects_of_255_without_splits_are_read_as_train_py_will(tmp_path, capsys):
@@ -334,6 +340,54 @@ def test_class_numbers_whose_colours_differ_between_palettes_are_an_error(tmp_pa
     masks = {path.stem: np.array(Image.open(path))[0, ::22].tolist() for path in files}
     assert masks == {"a": [1, 2, 0], "b": [1, 0, 2]}  # the classes are the colours in order: green, grey, red
     assert commands.new_folder(drawn.root).name == "data_masks2"  # the first name is taken now
+
+
+RED, WHITE = COLOURS[label(0, 1)], COLOURS[label(0, 2)]
+
+
+def channels(values: np.ndarray, *more: np.ndarray) -> np.ndarray:
+    return np.dstack([values, values, values, *more])
+
+
+@pytest.mark.parametrize(
+    ("masks", "code"),
+    [
+        ([label(0, 1, 255), label(0, 2), RED], "mask-mixed"),
+        ([label(0, 255), RED], "mask-mixed"),
+        ([channels(label(0, 1)), RED], "mask-mixed"),
+        ([channels(label(0, 1), label(255)), RED], "mask-mixed"),
+        ([palette_of(label(0, 1), *GREYS[::-1]), RED], "mask-mixed"),  # a palette of greys: 1 is #010101
+        # Pictures without one of the colours, whose three channels are equal
+        ([channels(label(0, 0)), channels(label(0, 255)), RED, WHITE], "mask-colour"),
+        ([palette_of(label(0, 1), [0, 0, 0], [0, 0, 200]), RED], "mask-colour"),
+        ([channels(label(0, 255), label(255)), channels(label(0, 255), label(255))], "mask-colour"),
+    ],
+)
+@pytest.mark.parametrize("folders", [{}, {"image": "JPEGImages", "mask": "SegmentationClass"}])
+def test_colours_among_class_numbers_are_not_converted(tmp_path, capsys, folders, masks, code):
+    """The command would read the numbers as colours, such as #010101."""
+    drawn = Drawn(tmp_path, **folders)
+    for name, mask in zip("abcd", masks, strict=False):
+        drawn.pair(name, mask=mask)
+    if folders:
+        write_lists(tmp_path, train="abcd"[: len(masks) - 1], val="abcd"[len(masks) - 1 : len(masks)])
+    said = report(tmp_path, capsys, 2)
+    assert f"error   {code} (" in said
+    assert ("to fix: " in said) == (code == "mask-colour")
+    assert ("; class numbers in " in said) == (code == "mask-mixed")
+
+
+def test_palettes_that_differ_beside_class_numbers_are_not_converted(tmp_path, capsys):
+    drawn = Drawn(tmp_path)
+    grey, red, green = ([90] * 3, [255, 0, 0], [0, 255, 0])
+    for name, colours in {"train/a": [grey, red, green], "val/b": [grey, green, red]}.items():
+        drawn.pair(name, mask=palette_of(label(0, 1, 2), *colours))
+    assert "palette-differs (1)" in report(tmp_path, capsys, 2)
+    drawn.pair("train/c", mask=label(0, 1, 2))
+    said = report(tmp_path, capsys, 2)
+    assert "val/b.png: 1 is #00ff00, but #ff0000 in masks/train/a.png; class numbers in masks/train/c.png" in said
+    assert "mask-mixed (1)" in said
+    assert "to fix: " not in said
 
 
 def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys):
@@ -385,11 +439,13 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
     colours[3, :20], colours[9, :20] = (200, 0, 0), (0, 200, 0)
     put(tmp_path / "data/pascal_2012_scribble/a.png", colours)
     command = shlex.split(report(*words).splitlines()[-1].removeprefix("to fix: "))
-    assert convert([*command[command.index("colours") :], "--workers", "0"]) == 1  # v has no stroke
+    assert convert([*command[command.index("colours") :], "--workers", "0"]) == 0
+    said = capsys.readouterr()
+    assert "1 image(s) have no stroke, such as " in said.out  # v is for validation
+    assert "background" not in said.out + said.err
     fixed = tmp_path / "data_masks/pascal_2012_scribble/a.png"
     stroke[3, :20], stroke[9, :20] = 1, 0  # in the order of the colours
     assert (np.array(Image.open(fixed)) == stroke).all()
-    assert "background" not in capsys.readouterr().out
     for text, is_used in (("a\nb\n", False), ("a #c80000\nb #00c800\n", True)):  # names alone do not say what is red
         (tmp_path / "data/classes.txt").write_text(text)
         assert (f"--classes {tmp_path / 'data/classes.txt'}" in report(*words).splitlines()[-1]) == is_used

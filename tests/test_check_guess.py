@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faulty_data import Drawn, draw_clean, label, picture, put
+from PIL import Image
 from test_check import report
 
 from data.guess import GUESSED, guess_endings, guess_flags
@@ -187,6 +188,78 @@ def test_colours_in_folders_of_each_split_are_converted_split_by_split(tmp_path,
     for command, split, role in zip(commands, ("train", "valid"), ("train", "val"), strict=True):
         expected = ["colours", f"{split}/masks", f"{root}_masks", "--images", f"{split}/images", "--split", role]
         assert shlex.split(command)[-7:] == expected
+
+
+@pytest.mark.parametrize(
+    ("image", "mask", "number"),
+    [("S/N.png", "Sannot/N.png", 2), ("S/N.png", "S_labels/N.png", 2), ("S/N.png", "S/N_mask.png", 1),
+     ("img_dir/S/N.png", "ann_dir/S/N.png", 1), ("images/S/N.png", "labels/S/N.png", 1)],
+)  # fmt: skip
+def test_colours_in_the_folders_of_other_trainers_are_converted_by_the_printed_commands(
+    tmp_path, capsys, image, mask, number
+):
+    for split in ("train", "val"):
+        for name in "ab":
+            put(tmp_path / "in" / image.replace("S", split).replace("N", name), picture(split + name))
+            put(tmp_path / "in" / mask.replace("S", split).replace("N", name), COLOURS[label(0, 1, 2)])
+    commands = report(tmp_path / "in", capsys, 2).splitlines()[-1].removeprefix("to fix: ").split(" && ")
+    assert len(commands) == number
+    for command in commands:
+        assert convert([*shlex.split(command)[3:], "--workers", "0"]) == 0
+    capsys.readouterr()
+    assert "  train: 2 images" in report(tmp_path / "in_masks", capsys, 0)
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "names", "line"),
+    [
+        ("images", "masks", "train val", "{}"),
+        ("images", "mask", "train val", "images/{}.png mask/{}.png"),
+        ("images", "labels", "train_list val_list", "images/{}.png,labels/{}.png"),
+    ],
+)
+def test_lists_of_masks_in_colours_stay(tmp_path, capsys, images, masks, names, line):
+    root = tmp_path / "in"
+    for name in "abc":
+        put(root / images / f"{name}.png", picture(name))
+        put(root / masks / f"{name}.png", COLOURS[label(0, 1, 2)])
+    for name, part in zip(names.split(), ("ca", "b"), strict=True):
+        (root / f"{name}.txt").write_text("".join(f"{line.format(letter, letter)}\n" for letter in part))
+    (root / "notes.txt").write_text("no list\n")
+    (command,) = report(root, capsys, 2).splitlines()[-1].removeprefix("to fix: ").split(" && ")
+    assert convert([*shlex.split(command)[3:], "--workers", "0"]) == 0
+    made = {path.relative_to(tmp_path / "in_masks").as_posix() for path in (tmp_path / "in_masks/masks").rglob("*.png")}
+    assert made == {"masks/train/a.png", "masks/train/c.png", "masks/val/b.png"}
+    (root / "lists").mkdir()
+    for path in root.glob("*.txt"):
+        path.rename(root / "lists" / path.name)
+    words = ["--list_path", "lists", *shlex.split("--train_split {} --val_split {}".format(*names.split()))]
+    assert "to fix:" not in report(root, capsys, 2, *words)  # no command would keep them
+
+
+@pytest.mark.parametrize(
+    ("text", "is_used"),
+    [("ground\ncar\ntree\n", False), ("0: ground\n1: car\n2: tree\n", False), ("# ours\nground\ncar\n", False),
+     ("ground #000000\ncar #ff0000\r\ntree #0000ff\n", True),
+     ("tree:0,0,255::\nbackground:0,0,0::\ncar:255,0,0::\n", True)],
+)  # fmt: skip
+@pytest.mark.parametrize("images", ["S/images", "images/S"])
+def test_names_without_colours_do_not_number_masks_in_colours(tmp_path, capsys, images, text, is_used):
+    for split in ("train", "val"):
+        put(tmp_path / "in" / images.replace("S", split) / "a.png", picture(split))
+        masks = images.replace("images", "masks").replace("S", split)
+        put(tmp_path / "in" / masks / "a.png", COLOURS[label(0, 1, 2)])
+    (tmp_path / "in/classes.txt").write_text(text)
+    *_, note, commands = report(tmp_path / "in", capsys, 2).splitlines()
+    assert (f"{tmp_path / 'in/classes.txt'}: has no colours, which would say which" in note) != is_used
+    for command in commands.removeprefix("to fix: ").split(" && "):
+        assert convert([*shlex.split(command)[3:], "--workers", "0"]) == 0
+    names = [line.split()[0] for line in (tmp_path / "in_masks/classes.txt").read_text().splitlines()]
+    assert ("car" in names) == is_used
+    assert len(names) == 3
+    made = [np.asarray(Image.open(path)) for path in (tmp_path / "in_masks/masks").rglob("*.png")]
+    assert [len(np.unique(mask)) for mask in made] == [3, 3]
+    assert 255 not in np.unique(made)
 
 
 def test_values_that_the_map_lacks_are_a_finding(tmp_path):

@@ -302,7 +302,9 @@ def test_given_colours_of_palettes_and_transparent_masks(tmp_path, capsys):
     put_pair(tmp_path / "in", "c", Image.new("RGB", (3, 1), (9, 9, 9)))
     assert convert("colours", tmp_path / "in", tmp_path / "two", "--classes", "voc") == 1
     assert mask_of(tmp_path / "two", "c").tolist() == [[255] * 3]
-    assert "class '#090909': not in the list of classes: ignored (255) in 1 place(s)" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "#090909: a colour that no class has: ignored (255) in 1 place(s)" in said.err
+    assert "1 fault(s): the lines on standard error name what was left out" in said.out
 
 
 @pytest.mark.parametrize("form", [float, str, "{}.0".format, "{}e0".format, "id {}".format])

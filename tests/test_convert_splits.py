@@ -122,5 +122,5 @@ def test_vocs_trainval_does_not_contradict_train_and_val(tmp_path):
     for name, text in {"train": "a", "trainval": "a\nb", "val": "b"}.items():
         (tmp_path / f"{name}.txt").write_text(text)
     faults: list[str] = []
-    assert read_splits(tmp_path, ["a", "b"], faults) == {"a": "train", "b": "val"}
+    assert read_splits(tmp_path.glob("*.txt"), ["a", "b"], faults, tmp_path) == {"a": "train", "b": "val"}
     assert faults == []

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from faulty_data import put
 from PIL import Image
 
 from data.distance import main, pseudo_distance, scribble_distance
@@ -70,6 +71,23 @@ def test_without_foreground(value):
     assert (scribble_distance(label) == 0).all()  # infinitely far: 255 - 255
     assert (pseudo_distance(label) == 255).all()  # infinitely far: 255
     assert (label == value).all()
+
+
+def test_command_reads_the_labels_that_training_reads(tmp_path, capsys):
+    """Other formats, upper case and subfolders; a JPEG is named, since training refuses it."""
+    label = np.zeros((6, 8), np.uint8)
+    label[2:4, 3:6] = 1
+    for name in ("a.tif", "b.bmp", "c.webp", "d.PNG", "e.jpg", "sub/a.png"):
+        put(tmp_path / "labels" / name, label, lossless=True)
+    main(["--scribbles", str(tmp_path / "labels"), "--out", str(tmp_path / "out"), "--workers", "0"])
+    assert "1 JPEG file(s), such as" in capsys.readouterr().err
+    maps = {path.relative_to(tmp_path / "out").as_posix(): path for path in (tmp_path / "out").rglob("*.png")}
+    assert sorted(maps) == ["a.png", "b.png", "c.png", "d.png", "sub/a.png"]
+    for path in maps.values():
+        assert (read_distance(path) == scribble_distance(label)).all()
+    put(tmp_path / "labels/a.png", label)
+    with pytest.raises(UserError, match=r"a\.png and a\.tif: two files of one name: remove or rename one"):
+        main(["--scribbles", str(tmp_path / "labels"), "--out", str(tmp_path / "out"), "--workers", "0"])
 
 
 def test_command_writes_what_training_would_compute(tmp_path, demo_root):

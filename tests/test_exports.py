@@ -146,6 +146,19 @@ def test_label_studios_yolo_and_images_elsewhere(tmp_path, capsys):
     assert read_classes(str(tmp_path / "numbers/classes.txt"), None).names == ["background", "0", "1", "2"]
 
 
+def test_each_line_of_yolos_names_is_a_class_as_it_is_written(tmp_path):
+    """A blank line between names would move the numbers of those below it; names are no paths."""
+    source = yolo_of(tmp_path / "in", other="2 0.1 0.1 0.9 0.1 0.9 0.9\n")
+    (source / "data.yaml").unlink()
+    (source / "obj.names").write_text("a\\b\r\nx.jpg,y.jpg\r\n ./c d\r\n\r\n", newline="", encoding="utf-8-sig")
+    assert convert("yolo", source, tmp_path / "out") == 0
+    assert read_classes(str(tmp_path / "out/classes.txt"), None).names == ["background", "a\\b", "x.jpg,y.jpg", "./c d"]
+    for number, text in ((2, "a\n \nb\n"), (1, "\n\n")):
+        (source / "obj.names").write_text(text)
+        with pytest.raises(UserError, match=rf"obj\.names line {number}: blank, but each line names a class: name it,"):
+            convert("yolo", source, tmp_path / "two")
+
+
 def yolo_of(folder: Path, **texts: str) -> Path:
     """A label file for each text, and one that is good."""
     blank = np.zeros((8, 10, 3), np.uint8)

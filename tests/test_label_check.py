@@ -99,6 +99,16 @@ def test_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
         assert warnings(draw(tmp_path / str(number), [stripes(0, 255 if not number else 0), other]), [], 2) == []
 
 
+def test_validation_masks_of_0_and_255_beside_training_labels_of_a_class_are_named(tmp_path, warnings):
+    (tmp_path / "val").mkdir()
+    train, val = (
+        draw(folder, [stripes(*values)]) for folder, values in ((tmp_path, (0, 1, 255)), (tmp_path / "val", (0, 255)))
+    )
+    (line,) = warnings(train, val, 2)
+    assert line.startswith("the validation masks hold only 0 and 255 (ignored), so only class 0 is scored: if 255 is")
+    assert warnings(train, train, 2) == []
+
+
 @pytest.mark.parametrize("values", [(1, 255), (0,), (1,)])
 def test_training_labels_of_one_class_are_named(tmp_path, warnings, values):
     (line,) = warnings(draw(tmp_path, [stripes(*values)]), [], 2)

@@ -108,7 +108,8 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Counts, Findin
     if dataset in DENSE and not label_map and num_classes in (None, 2):
         of_train = {paths.split_names[0], WHOLE}
         train = [item.labels["mask"] for item in facts if of_train & set(item.splits) and "mask" in item.labels]
-        if holds_only_255([mask.values for mask in train]):  # as train.py
+        is_painted = any(mask.colours for mask in train)  # white may be one of the colours then
+        if not is_painted and holds_only_255([mask.values for mask in train]):  # as train.py
             counts.flags["label_map"], num_classes = "binary", 2
             facts = read(read_label_map("binary", num_classes))
             counts.notes.append("masks hold only 0 and 255: 255 is read as class 1")

@@ -16,7 +16,7 @@ from tools.check.counts import Counts
 from tools.check.files import Paths
 from tools.check.rules import Findings
 from tools.convert.find import NUMBERS, describe, find_kinds
-from tools.convert.formats.colours import has_colours
+from tools.convert.formats.colours import has_colours, plain_lists
 
 
 def training_lines(counts: Counts) -> list[str]:
@@ -64,19 +64,35 @@ def _choices(counts: Counts) -> dict[str, tuple[Any, str]]:
 
 
 def fix_lines(counts: Counts, findings: Findings) -> list[str]:
-    """Return a line with the command for the first finding that a command can fix, or no line."""
-    codes, again = {finding.code for finding in findings.sorted()}, _check_again(counts)
-    if "mask-lossy" in codes:
+    """Return lines that end with the command for the first finding that a command can fix, or no line."""
+    codes, again, lines = {finding.code for finding in findings.sorted()}, _check_again(counts), list[str]()
+    if codes & {"mask-lossy", "mask-mixed"}:
         return []  # no command mends them
     if codes & {"mask-colour", "palette-differs"}:
         commands = _convert_colours(counts, findings)
-    elif "label-binary-255" in codes and not any(any(row.pixels.values()) for row in counts.classes[2:]):
+        if commands and counts.class_file and not _class_flags(counts):
+            problem = f"{counts.class_file}: has no colours, which would say which class a colour is, so it is not used"
+            remedy = "to use its names, write a FILE of lines 'name #RRGGBB', and check with --classes FILE"
+            lines = [f"{problem}: {remedy}"]
+    elif "label-binary-255" in codes and not _has_class_2(counts):
         commands = [[*again, "--label_map", "binary", *([] if counts.class_file else ["--numclasses", 2])]]
     elif "no-split" in codes and codes.isdisjoint(("image-without-label", "two-files-of-one-name")):
         commands = [_split(counts)]
     else:
         return []
-    return [f"to fix: {' && '.join(shell.python_command(*words) for words in commands)}"]
+    text = " && ".join(shell.python_command(*words) for words in commands)
+    return [*lines, f"to fix: {text}"] if text else []
+
+
+def _has_class_2(counts: Counts) -> bool:
+    """Return whether a label has a class above 1, or the file of class names does."""
+    return bool(counts.class_file and counts.classes[2:]) or any(any(row.pixels.values()) for row in counts.classes[2:])
+
+
+def _class_flags(counts: Counts) -> list[str]:
+    """Return --classes of a preset, or of a file with colours: names alone do not say which class a colour is."""
+    file = Path(counts.class_file)
+    return ["--classes", counts.class_file] if counts.class_file and (not file.is_file() or has_colours(file)) else []
 
 
 def _check_again(counts: Counts) -> list[object]:
@@ -101,23 +117,26 @@ def _convert_colours(counts: Counts, findings: Findings) -> list[list[object]]:
     """Return the words of the commands that convert labels in colours: one, or one for each split of plain folders."""
     root, paths = Path(counts.root), Paths(**counts.flags)
     start, out, ends = ["-m", "tools.convert", "colours"], new_folder(root), _endings(counts)
-    classes = ["--classes", counts.class_file] if counts.class_file else []
+    classes = _class_flags(counts)
     if counts.dataset != "Folder":
         strokes = first_folder(root, paths.train_path, SCRIBBLES)
         files = [root / file for item in findings.sorted() if item.code == "mask-colour" for file in item.files]
         if not (counts.has_strokes and any(file.is_relative_to(strokes) for file in files)):
             return [[*start, root, out, *ends]]
         images = first_folder(root, paths.image_path, "JPEGImages")
-        if (file := Path(counts.class_file)).is_file() and not has_colours(file):  # a preset has colours
-            classes = []
         return [[*start, strokes, out, "--scribbles", "--images", images, *classes, *ends]]
     ends += classes
     places: dict[str, Folders] = {}
-    for role, split in zip(("train", "val"), paths.split_names, strict=True):
-        for place in find_places(root, split, paths.image_path, paths.val_path, paths.list_path):
+    masks = paths.train_path, paths.val_path
+    for role, split, folder in zip(("train", "val"), paths.split_names, masks, strict=True):
+        for place in find_places(root, split, paths.image_path, folder, paths.list_path):
             places[role] = place
     whole = find_whole(root, images=paths.image_path, masks=paths.val_path)
-    is_one_folder = all(place.images.parent == whole.images or place.list_file for place in places.values())
+    is_one_folder = all((place.images.parent, place.masks.parent) == whole[:2] for place in places.values())
+    if lists := {place.list_file for place in places.values() if place.list_file}:
+        is_kept = all(place.masks == whole.masks for place in places.values())
+        is_kept &= lists <= {*plain_lists(whole.images, whole.masks)}
+        return [[*start, whole.masks, out, "--images", whole.images, *ends]] if is_kept else []
     if is_one_folder and paths.split_names == ("train", "val"):
         return [[*start, whole.masks, out, "--images", whole.images, *ends]]
     return [

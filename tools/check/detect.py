@@ -4,13 +4,14 @@ import itertools
 from collections import defaultdict
 
 from data.classes import Classes
-from data.label_check import objects_as_255
+from data.label_check import VALUE_JUMP, objects_as_255
 from support.labels import IGNORE
 from tools.check.counts import Counts
 from tools.check.facts import FileFacts, LabelFacts, Sample, first_six
 from tools.check.rules import Findings
 
 DENSE = 0.5  # strokes label a few percent of the pixels
+GREYS = {f"#{bytes([value] * 3).hex()}": value for value in range(256)}
 FEW = 4  # a misspelt class is in so many times fewer images than the right one, at least
 
 
@@ -18,12 +19,16 @@ def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> 
     """Add all findings about the files of the samples."""
     numbers = reversed(range(len(classes.names)))  # of two classes of one colour, the first one counts
     colours = {f"#{bytes(classes.colours[number]).hex()}": number for number in numbers}
+    by_kind: dict[str, list[LabelFacts]] = defaultdict(list)
+    for kind, label in (item for sample in samples for item in sample.labels.items()):
+        by_kind[kind].append(label)
+    numbered = {kind: _class_numbers(labels, set(colours)) for kind, labels in by_kind.items()}
     for sample in samples:
         for file in (sample.image, *sample.labels.values()):
             for code, note in file.problems:
                 findings.add(code, file.path, note)
-        for label in sample.labels.values():
-            _check_values(label, len(classes.names), colours, findings)
+        for kind, label in sample.labels.items():
+            _check_values(label, len(classes.names), colours, numbered[kind], findings)
             if sample.image.is_readable and label.is_readable:
                 _check_size(label, sample.image, findings)
     masks = [sample.labels["mask"] for sample in samples if "mask" in sample.labels]
@@ -31,23 +36,48 @@ def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> 
     for mask in (mask for mask, chosen in zip(masks, is_binary, strict=True) if chosen):
         note = f"{mask.values[IGNORE] / sum(mask.values.values()):.1%} of its pixels are 255"
         findings.add("label-binary-255", mask.path, f"{note}; {sum(is_binary) / len(masks):.0%} of the masks are so")
-    _check_palettes(masks, findings)
+    _check_palettes(masks, numbered.get("mask"), findings)
     _check_duplicates(samples, findings)
 
 
-def _check_values(label: LabelFacts, num_classes: int, colours: dict[str, int], findings: Findings) -> None:
+def _class_numbers(labels: list[LabelFacts], known: set[str]) -> LabelFacts | None:
+    """Return a label that holds class numbers in grey, if there is one: a conversion would read them as colours.
+
+    A grey among the colours of classes, `known`, or of other labels is none: a picture of black and white alone may
+    belong to masks in colours. In several channels, greys up to VALUE_JUMP are numbers, since nobody paints with them.
+    """
+    colours = known.union(*(label.colours for label in labels if not label.colours.keys() <= GREYS.keys()))
+    painted = {0, *(GREYS[colour] for colour in colours & GREYS.keys())}
+    for label in labels:
+        greys = {GREYS[colour] for colour in label.colours} if label.colours.keys() <= GREYS.keys() else set()
+        used = {value: label.palette.get(value, "") for value in label.values}
+        greys |= {value for value, colour in used.items() if GREYS.get(colour) == value or not label.palette}
+        if any(value not in painted and (value <= VALUE_JUMP or not label.is_rgb) for value in greys):
+            return label
+    return None
+
+
+def _check_values(
+    label: LabelFacts, num_classes: int, colours: dict[str, int], numbers: LabelFacts | None, findings: Findings
+) -> None:
     """Add a finding about a label in colours, or with values that are no class numbers.
 
-    colours: {"#rrggbb": class number}, to name the classes of a label in colours.
+    colours: {"#rrggbb": class number}, to name the classes of a label in colours. numbers: as _class_numbers().
     """
     if label.colours:
         known = {colour: f"{colour} = class {colours[colour]}" for colour in label.colours if colour in colours}
         shown = first_six([known.get(colour, colour) for colour in label.colours])
-        findings.add("mask-colour", label.path, f"{len(label.colours)} colour(s): {shown}")
+        _add_colours("mask-colour", label, f"{len(label.colours)} colour(s): {shown}", numbers, findings)
     if bad := sorted(value for value in label.classes if not 0 <= value < num_classes):
         pixels = sum(label.values[value] for value in bad)
         note = f"{first_six(bad)} in {pixels} pixel(s); classes are 0..{num_classes - 1}"
         findings.add("label-out-of-range", label.path, note)
+
+
+def _add_colours(code: str, label: LabelFacts, note: str, numbers: LabelFacts | None, findings: Findings) -> None:
+    """Add the finding `code` about a label in colours, or "mask-mixed" beside a label of class numbers, `numbers`."""
+    mixed = f"; class numbers in {findings.show(numbers.path)}" if numbers else ""
+    findings.add("mask-mixed" if numbers else code, label.path, note + mixed)
 
 
 def _check_size(label: LabelFacts, image: FileFacts, findings: Findings) -> None:
@@ -61,7 +91,7 @@ def _check_size(label: LabelFacts, image: FileFacts, findings: Findings) -> None
         findings.add("exif-turns-one", label.path, f"orientation {label.turn}, but its image {image.turn}")
 
 
-def _check_palettes(masks: list[LabelFacts], findings: Findings) -> None:
+def _check_palettes(masks: list[LabelFacts], numbers: LabelFacts | None, findings: Findings) -> None:
     """Add a finding about each palette mask in which a class number has another colour than in a mask before it."""
     first: dict[int, LabelFacts] = {}
     for mask in masks:
@@ -69,7 +99,7 @@ def _check_palettes(masks: list[LabelFacts], findings: Findings) -> None:
             other = first.setdefault(value, mask)
             if other.palette[value] != colour:
                 note = f"{value} is {colour}, but {other.palette[value]} in {findings.show(other.path)}"
-                findings.add("palette-differs", mask.path, note)
+                _add_colours("palette-differs", mask, note, numbers, findings)
                 break
 
 

@@ -47,12 +47,14 @@ class LabelFacts(FileFacts):
     values: {class number: pixels}; empty if the file is lossy or has several frames or channels.
     colours: {"#rrggbb": pixels} of a label that has colours instead of class numbers, the most frequent ones.
     is_hidden: whether it has colours under alpha 0, which count as black, as tools.convert reads them.
+    is_rgb: whether the file has several channels, also if all pixels are grey.
     palette: {value: "#rrggbb"} for the class numbers in a palette file that no label map translates.
     """
 
     values: dict[int, int] = field(default_factory=dict)
     colours: dict[str, int] = field(default_factory=dict)
     is_hidden: bool = False
+    is_rgb: bool = False
     palette: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -106,6 +108,7 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
     try:
         with opened(path, MASK) as image:
             facts.turn, frames, codec = orientation(image), num_frames(path, image), lossy_codec(path, image)
+            facts.is_rgb = image.mode not in LABEL_MODES
             pixels, mode = label_values(image)
             palette = image.getpalette() or []
     except UserError as error:

@@ -19,6 +19,11 @@ ERRORS = {
     "label-unreadable": ("a label cannot be read; the line of each file says why", "replace or convert it"),
     "size-mismatch": ("a label and its image differ in size", "resize the label (nearest), or find the right one"),
     "mask-colour": ("a label has colours, not class numbers", "python -m tools.convert colours writes class numbers"),
+    "mask-mixed": (
+        "a label has colours, or a palette unlike another's, but labels hold class numbers in grey",
+        "export it as class numbers in one channel, as those: python -m tools.convert colours would read those as "
+        "colours",
+    ),
     "palette-differs": (
         "a class number has different colours in two palette files, so it may mean two classes",
         "python -m tools.convert colours reads the colours; if the numbers are right, give them as a --label_map FILE",

@@ -7,14 +7,14 @@ import posixpath
 import re
 import unicodedata
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data.folders import list_files
 from data.images.files import IMAGE_SUFFIXES
-from data.layout import read_list, without_suffix
+from data.layout import name_in, read_list
 from support.errors import InputError
 from support.files import read_bytes
 from tools.convert.drawing import LIMIT, number
@@ -58,18 +58,19 @@ def split_in(name: str) -> str:
     return splits.pop() if len(splits) == 1 else ""
 
 
-def read_splits(folder: Path | None, images: Collection[str], faults: list[str]) -> dict[str, str]:
-    """Return {image name: split} of the lists in a folder, which are named after their splits; {} without a folder.
+def read_splits(
+    lists: Iterable[Path], images: Collection[str], faults: list[str], folder: Path, ending: str = ""
+) -> dict[str, str]:
+    """Return {image name: split} of lists, which are named after their splits. folder, ending: of the images.
 
     CVAT lists images without a subset in default.txt: their split is "". If an image is in several lists, train, val
     and test take precedence over others, such as VOC's trainval. Adds a fault on names that are not in
     `images`, and on those in two of train, val and test.
     """
     splits, missing, twice = dict[str, str](), dict[str, str](), dict[str, str]()
-    lists = sorted(folder.glob("*.txt")) if folder else []
     for path in sorted(lists, key=lambda path: (path.stem == "default", not split_in(path.stem), path.stem)):
         split = "" if path.stem == "default" else split_in(path.stem) or path.stem
-        for name in (without_suffix(listed, images) for listed in read_list(path)):
+        for name in (name_in(listed, images, folder, ending) for listed in read_list(path, folder.name)):
             if name not in images:
                 missing.setdefault(name, f"{path}: {name!r}")
             elif splits.setdefault(name, split) != split and split_in(path.stem):

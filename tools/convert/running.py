@@ -27,6 +27,7 @@ from tools.convert.reading import MAX_BYTES, list_name, output_name
 from tools.convert.source import Converted, Entry, Numbering, Options, Source, number_classes, read_known
 
 MOST_FAULTS = 20  # faults that are named
+COLOUR = "#[0-9a-f]{6}"  # the name of a class that has none
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def _report(args: ConvertFlags, source: Source, results: list[Converted], number
     for name, places in (item for result in results for item in result.unlisted.items()):
         missing.setdefault(name, []).extend(places)
     faults += [
-        f"class {name!r}: not in the list of classes: ignored (255) in {len(places)} place(s), such as {places[0]}"
+        f"{_unlisted(name)}: ignored (255) in {len(places)} place(s), such as {places[0]}"
         for name, places in sorted(missing.items(), key=lambda item: -len(item[1]))
     ]
     _print_faults(faults)
@@ -201,14 +202,19 @@ def _report(args: ConvertFlags, source: Source, results: list[Converted], number
     written = f"{done} image(s) with masks of {len(numbering.names)} classes"
     written += f"; {len(empty)} polygon(s) cover no pixel" if empty else ""
     say(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
-    if any(re.fullmatch("#[0-9a-f]{6}", name) for name in source.colours):
+    if any(re.fullmatch(COLOUR, name) for name in source.colours):
         file = args.out / "classes.txt"
         say(f"classes are named by colour: to rename them, edit the first word of each line of {file}")
     if faults:
-        say(f"{len(faults)} fault(s): the lines above name what was left out")
+        say(f"{len(faults)} fault(s): the lines on standard error name what was left out")
     if not done:
         raise UserError(f"{args.out}: no image could be converted")
     return 1 if faults else 0
+
+
+def _unlisted(name: str | None) -> str:
+    is_colour = re.fullmatch(COLOUR, str(name))
+    return f"{name}: a colour that no class has" if is_colour else f"class {name!r}: not in the list of classes"
 
 
 def _unlabelled_note(args: ConvertFlags, source: Source, results: list[Converted], numbering: Numbering) -> list[str]:

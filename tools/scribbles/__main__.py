@@ -7,10 +7,12 @@
 Exit status: 0: all done; 1: done except for the files it names; 2: an error stopped the program.
 """
 
+import contextlib
 import dataclasses
 import functools
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +22,18 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from data.classes import read_classes
-from data.images import NO_JPEG, label_png, read_label
-from data.images.files import LABEL_SUFFIXES
-from data.layout import ANY_SUFFIXES, list_folder, read_list, without_suffix
+from data.images import label_png, read_label
+from data.label_check import holds_only_255
+from data.label_map import BINARY, LabelMap, read_label_map
+from data.layout import find_labels
 from flags.declare import flag
 from flags.reader import FlagReader
 from support import program
-from support.errors import UserError
+from support.errors import InputError, UserError
 from support.files import write_atomic
 from support.labels import IGNORE
 from support.processes import work_on
-from support.results import reserve
+from support.results import file_state, reserve
 from support.terminal import say, warn
 from tools.scribbles.strokes import Style, draw_scribble, import_extra
 
@@ -38,6 +41,7 @@ ABOUT = """Draw scribbles from dense masks, as a person would.
 
 Each connected region of a class gets a stroke along its longest axis, which never leaves its class. The
 same mask, flags, seed and name give the same scribble, whatever the other images and the number of processes.
+If the masks hold only 0 and 255, 255 is class 1, as in train.py.
 The defaults are fitted to ScribbleSup.
 """
 
@@ -68,13 +72,20 @@ def main(argv: list[str] | None = None) -> int:
         return suggest.main(words[1:])
     args = SimulateFlags(**READER.command_line(argv).values)
     import_extra("skimage")  # before anything is written
-    masks = list(find_masks(args.masks, args.list).items())
-    simulate = functools.partial(_simulate, args=args, colours=read_classes(args.classes, None).colours)
+    masks = list(find_labels(args.masks, args.list).items())
+    label_map = read_label_map(BINARY) if _hold_only_255(mask for _, mask in masks) else None
+    colours = read_classes(args.classes, None).colours
+    simulate = functools.partial(_simulate, args=args, label_map=label_map, colours=colours)
     settings = {item.name: getattr(args, item.name) for item in dataclasses.fields(Style)}
     settings |= {"background": args.background_class, "seed": args.seed, "classes": args.classes}
     settings |= {"masks": str(args.masks.resolve())}
-    reserve(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", inputs=[args.masks])
+    settings |= {"label_map": BINARY} if label_map else {}
+    options: dict = {"inputs": [args.masks], "files": {name: file_state(mask) for name, mask in masks}}
+    options["paths"] = lambda name: [args.out / f"{name}.png"]
+    reserve(args.out / ".made_from.json", settings, ["**/*"], "tools.scribbles", **options)
     results = work_on(simulate, masks, args.workers, "mask", "drawing")
+    if label_map:
+        say("masks hold only 0 and 255: 255 is read as class 1")
     counts = Counter(results)
     drawn, kept = counts.pop("drawn", 0), counts.pop("kept", 0)
     warn(*counts)  # the lines on masks without a scribble
@@ -82,37 +93,31 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if counts else 0
 
 
-def find_masks(folder: Path, list_file: Path | None) -> dict[str, Path]:
-    """Return {name without suffix: file} of the masks below a folder, or of those in a list file, one name per line.
+def _hold_only_255(masks: Iterable[Path]) -> bool:
+    """Return whether the masks hold 0 and 255 only, so that 255 is the object, as train.py reads them.
 
-    Raises UserError if there is none, a listed one is missing, or two have one name.
+    Reads masks until one has another value. Skips damaged ones, which _simulate() names.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    masks, files = list_folder(folder, LABEL_SUFFIXES), list_folder(folder, ANY_SUFFIXES)
-    if twice := next((paths for paths in masks.values() if len(paths) > 1), None):
-        raise UserError(f"{twice[0]} and {twice[1].name}: two files of one name: remove or rename one")
-    if not masks:
-        raise UserError(f"{folder}: no label map in it ({', '.join(LABEL_SUFFIXES)})")
-    if not list_file and (others := sorted(files.keys() - masks.keys())):
-        warn(f"{len(others)} JPEG file(s), such as {files[others[0]][0]}, left out: {NO_JPEG}")
-    names = [without_suffix(line, masks) for line in read_list(list_file)] if list_file else list(masks)
-    if missing := [name for name in names if name not in masks]:
-        raise UserError(f"{list_file}: {missing[0]!r}: no label map of this name in {folder}")
-    return {name: masks[name][0] for name in names}
+    present: set[int] = set()
+    for mask in masks:
+        with contextlib.suppress(InputError):
+            present.update(np.unique(read_label(mask, IGNORE)).tolist())
+        if present - {0, IGNORE}:
+            return False
+    return holds_only_255([present])
 
 
-def _simulate(named: tuple[str, Path], args: SimulateFlags, colours: np.ndarray) -> str:
-    """Write the scribble of a mask (name, file), unless there is one that is not older than the mask.
+def _simulate(named: tuple[str, Path], args: SimulateFlags, label_map: LabelMap | None, colours: np.ndarray) -> str:
+    """Write the scribble of a mask (name, file), unless there is one.
 
     colours: (256, 3) uint8. Returns "drawn", "kept", or a line that says why there is none.
     """
     name, mask = named
     target = args.out / f"{name}.png"
-    if target.exists() and target.stat().st_mtime >= mask.stat().st_mtime:
+    if target.exists():  # reserve() has removed those whose masks have changed
         return "kept"
     try:
-        scribble = draw_scribble(read_label(mask, IGNORE), args, args.seed, name)
+        scribble = draw_scribble(read_label(mask, IGNORE, label_map), args, args.seed, name)
         write_atomic(target, label_png(scribble, colours), parents=True)
     except UserError as error:
         return str(error)

@@ -5,6 +5,7 @@ and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_managemen
 """
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 
 from data.classes import MAX_TEXT
 from data.folders import Files
+from data.guess import TRAIN_NAMES, VAL_NAMES
 from data.images import decode
 from data.images.files import LABEL_SUFFIXES
 from data.layout import Split, first_folder, list_folder, match_files, select
@@ -27,6 +29,7 @@ from tools.convert.hidden_colours import HIDDEN, opaque, twins
 from tools.convert.reading import read_splits
 from tools.convert.source import Converted, Entry, Options, Shape, Source
 
+_COLOUR = re.compile(rb"#[0-9a-fA-F]{6}\s*$|^[^:\n]+:[\d,]*:[^:\n]*:", re.MULTILINE)  # or a line of a labelmap.txt
 MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
 BLACK = 0
@@ -36,6 +39,7 @@ IMAGE_FOLDERS = ("images", "JPEGImages")
 MASK_FOLDERS = ("masks", "labels", "annotations", "SegmentationClass", "SegmentationClassAug")
 NO_IMAGES = (*MASK_FOLDERS, "SegmentationObject")  # folders below that of the images that have none
 LISTS = "ImageSets/Segmentation"  # as PASCAL VOC, CVAT and Datumaro have them
+PLAIN_LISTS = (*TRAIN_NAMES, *VAL_NAMES, "test", "test_list")
 
 
 def read(source: Source) -> None:
@@ -136,7 +140,7 @@ def patch(pixels: np.ndarray, where: str, size: tuple[int, int], line_width: flo
 
 def has_colours(path: Path) -> bool:
     """Return whether a file of class names has colours; without them it does not say which class a colour is."""
-    return any(char in read_bytes(path, MAX_TEXT) for char in b"#:")
+    return bool(_COLOUR.search(read_bytes(path, MAX_TEXT)))
 
 
 def class_file(source: Path) -> str:
@@ -157,7 +161,7 @@ def _pair(source: Source) -> None:
 
     Images are in the subfolder of IMAGE_FOLDERS, masks in that of MASK_FOLDERS, or else in the folder itself; --images
     names another folder. If there are lists, entries have the split of their list, and an image without a mask is left
-    out if no list has it. Raises UserError if a folder is missing.
+    out if no list has it, or with --scribbles. Raises UserError if a folder is missing.
     """
     root, options = source.path, source.options
     if not root.is_dir():
@@ -176,19 +180,30 @@ def _pair(source: Source) -> None:
         pairs = [(name, files) for name, files in pairs if name.split("/")[0] not in NO_IMAGES]
     if not pairs:
         raise UserError(f"{images}: no images in it: name their folder with --images DIR{check_hint(root)}")
-    splits = read_splits(_beside(root, LISTS), dict(pairs), source.faults)
+    folder = _beside(root, LISTS)
+    lists = sorted(folder.glob("*.txt")) if folder else [] if options.scribbles else plain_lists(images, masks)
+    splits = read_splits(lists, dict(pairs), source.faults, images, options.image_suffix)
 
     def read_pair(pair: tuple[str, Files]) -> list[Entry]:
         name, found = pair
-        if not found["mask"] and splits and name not in splits:
+        if not found["mask"] and (options.scribbles or (splits and name not in splits)):
             return []
         files = split.choose(name, found)
         return [Entry(name, str(files["mask"]), files["image"], files["mask"], split=splits.get(name, ""))]
 
+    if options.scribbles and (lacking := [found["image"][0] for _, found in pairs if not found["mask"]]):
+        source.notes.append(f"{len(lacking)} image(s) have no stroke, such as {lacking[0]}: left out")
     for entries in source.collect(read_pair, pairs):
         source.entries += entries
     unused = select(list_folder(masks, LABEL_SUFFIXES), options.label_suffix).keys() - dict(pairs).keys()
     source.faults += [f"{masks / name}: a mask without an image: skipped" for name in sorted(unused)]
+
+
+def plain_lists(images: Path, masks: Path) -> list[Path]:
+    """Return the lists of splits, such as train.txt, beside plain folders of images and masks."""
+    root = masks if images.resolve() == masks.resolve() else masks.parent
+    names = PLAIN_LISTS if root in (images, images.parent) else ()
+    return [path for name in names if (path := root / f"{name}.txt").is_file()]
 
 
 def _beside(source: Path, name: str) -> Path | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data.folders import list_files
 from data.images.files import IMAGE_SUFFIXES
-from data.layout import list_folder, read_list
+from data.layout import list_folder
 from support.errors import InputError, UserError
 from support.files import read_text
 from support.yaml_file import read_yaml
@@ -74,7 +74,16 @@ def _read_names(source: Source) -> list[str]:
             source.notes.append(f"{path}: nc is {content['nc']}, but there are {len(names)} names")
         return names
     named = [path for path in list_files(source.path, (".txt", ".names")) if path.name in NAMES]
-    return read_list(min(named, key=lambda path: len(path.parts))) if named else []
+    return _read_text_names(min(named, key=lambda path: len(path.parts))) if named else []
+
+
+def _read_text_names(path: Path) -> list[str]:
+    """Return the class names in a text file, whose line numbers are their numbers. Blank lines may end the file."""
+    names = [line.strip() for line in read_text(path, MAX_BYTES).rstrip().split("\n")]
+    if "" in names:
+        where = f"{path} line {names.index('') + 1}"
+        raise UserError(f"{where}: blank, but each line names a class: name it, or remove the line")
+    return names
 
 
 def _by_key(folder: Path, suffixes: tuple[str, ...]) -> dict[Key, list[Path]]:
