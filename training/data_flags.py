@@ -129,8 +129,13 @@ def choose_classes(
     return cfg, pixels / max(pixels.sum(), 1) if is_dense and train else np.zeros(0)
 
 
-def warn_of_other_names(cfg: Config, classes: Classes) -> None:
-    """Log a warning if --dataset_path has a file of other names than `classes`, those of the checkpoint."""
+def warn_of_other_names(cfg: Config, classes: Classes, before: dict) -> None:
+    """Log a warning if a run goes on with another data set, whose file has other names than `classes`, which it keeps.
+
+    before: the flags in the checkpoint.
+    """
+    if cfg.dataset_path == before.get("dataset_path") or cfg.classes != before.get("classes"):
+        return
     file = class_file(Path(cfg.dataset_path))
     if not file or read_classes(file, None).names == classes.names:
         return

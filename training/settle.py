@@ -62,8 +62,8 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg, shares = choose_classes(cfg, group, files, resumed)
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
-    if resumed and cfg.dataset_path != resumed.config["dataset_path"] and cfg.classes == resumed.config.get("classes"):
-        warn_of_other_names(cfg, classes)
+    if resumed:
+        warn_of_other_names(cfg, classes, resumed.config)
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.
