@@ -93,20 +93,21 @@ GREYS = [(value,) * 3 for value in range(256)]
 BLACK_WHITE, COLOURS = [(0, 0, 0), (255, 255, 255)], [(0, 0, 0), (200, 0, 9)]
 
 
-@pytest.mark.parametrize("options", [{}, {"rle": True}, {"old": True}])
-@pytest.mark.parametrize(
-    ("bits", "palette"),
-    [
-        *[(bits, palette) for bits in (1, 4, 8) for palette in (BLACK_WHITE, COLOURS)],
-        *[(bits, GREYS[:number]) for bits in (4, 8) for number in (1, 5, 15, 16)],
-        (8, GREYS),
-    ],
-)
+PALETTES = [
+    *[(bits, palette) for bits in (1, 4, 8) for palette in (BLACK_WHITE, COLOURS)],
+    *[(bits, GREYS[:number]) for bits in (4, 8) for number in (1, 5, 15, 16)],
+    (8, GREYS),
+]
+# Run lengths need more than a bit, and OS/2 a palette of all indices.
+BMPS = [(*kind, {}) for kind in PALETTES]
+BMPS += [(bits, palette, {"rle": True}) for bits, palette in PALETTES if bits > 1]
+BMPS += [(bits, palette, {"old": True}) for bits, palette in PALETTES if len(palette) == 2**bits]
+
+
+@pytest.mark.parametrize(("bits", "palette", "options"), BMPS)
 @pytest.mark.parametrize("width", [3, 16])
 def test_bmp_files_of_any_palette_are_read_as_indices_and_colours(tmp_path, bits, palette, options, width):
     """Pillow reads black and white of 8 bits as rows of 1 bit, and greys of 4 bits as of 8."""
-    if (bits == 1 and "rle" in options) or ("old" in options and len(palette) < 2**bits):
-        pytest.skip("there is no such file")
     indices = np.random.default_rng(0).integers(0, len(palette), (4, width), dtype=np.uint8)
     path = write_bmp(tmp_path / "a.bmp", indices, palette, bits, **options)
     assert (read_label(path, 256) == indices).all()
