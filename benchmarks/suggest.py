@@ -7,8 +7,8 @@ at most 60 pixels long (`tools.scribbles simulate --max_length 60`). A run begin
 Each round adds the same number of strokes: on random objects, or at the suggested places in order of rank, or at random
 pixels. At a place, a simulated annotator draws along the object, at most REACH pixels away. The annotator skips places
 on ignored pixels and a random tenth of the others. Each round continues from the weights of the last one. At the end, a
-model is also trained from the ImageNet weights on the final strokes. Images are scaled to half their size. If you start
-the script again, it skips finished runs.
+model is also trained from the ImageNet weights on the final strokes. By default, images are scaled to half their size;
+--flags and --round_flags replace the flags of training. If you start the script again, it skips finished runs.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import cv2
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from data.classes import read_classes
 from data.images import label_png, read_label
 from support.files import write_atomic
 from support.labels import IGNORE
@@ -32,17 +31,17 @@ ROOT = Path(__file__).resolve().parent.parent
 STYLE = Style(background="none", max_length=60)
 REACH = 40  # pixels
 SHARE, ROUNDS, SKIPPED = 0.1, 4, 0.1
-FLAGS = (
-    "--config configs/camvid_lite0.yaml --dataset ScribbleOnly --long_side 240 --crop_size 144 --val_epoch_frequency 0"
-)
+FLAGS = "--config configs/camvid_lite0.yaml --long_side 240 --crop_size 144"
+ROUND_FLAGS = "--epochs 8 --lr 0.0005"
 Strokes = dict[str, np.ndarray]  # {image: (H, W) uint8, 255 = no stroke}
 
 
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.args, self.rng = args, np.random.default_rng(args.seed)
-        names = (args.data / "ImageSets/Segmentation/train.txt").read_text().split()
-        self.masks = {name: read_label(args.data / f"SegmentationClass/{name}.png", IGNORE) for name in names}
+        aug = "Aug" if (args.data / "SegmentationClassAug").is_dir() else ""
+        names = (args.data / f"ImageSets/Segmentation{aug}/train.txt").read_text().split()
+        self.masks = {name: read_label(args.data / f"SegmentationClass{aug}/{name}.png", IGNORE) for name in names}
         self.every = {name: draw_scribble(mask, STYLE, 0, name) for name, mask in self.masks.items()}
         self.regions = {name: numbered_regions(mask) for name, mask in self.masks.items()}
         self.total = sum(len(self.objects(name, self.every[name])) for name in names)
@@ -99,16 +98,16 @@ class Bench:
         return draw_scribble(alone, STYLE, self.args.seed, name)
 
     def write(self, strokes: Strokes, folder: Path) -> Path:
-        colours = read_classes("camvid", 11).colours
         for name, values in strokes.items():
-            write_atomic(folder / f"{name}.png", label_png(values, colours), parents=True)
+            write_atomic(folder / f"{name}.png", label_png(values), parents=True)
         return folder
 
     def train(self, strokes: Strokes, name: str, *more: object) -> float:
         """Train on strokes. Return the validation mIoU after the last step, in percent."""
         folder = self.write(strokes, self.args.out / f"strokes-{name}")
-        words = [*FLAGS.split(), "--dataset_path", self.args.data, "--train_path", folder, "--logdir", self.args.out]
-        words += ["--name", name, "--seed", self.args.seed, "--resume", "auto", "--workers", 0, *more]
+        words = [*self.args.flags.split(), "--dataset", "ScribbleOnly", "--dataset_path", self.args.data]
+        words += ["--train_path", folder, "--logdir", self.args.out, "--name", name, "--seed", self.args.seed]
+        words += ["--val_epoch_frequency", 0, "--resume", "auto", "--workers", 0, *more]
         self.call("train.py", *words)
         lines = map(json.loads, (self.args.out / name / "metrics.jsonl").read_text().splitlines())
         return 100 * [line for line in lines if line["kind"] == "val"][-1]["miou"]
@@ -125,13 +124,19 @@ def numbered_regions(mask: np.ndarray) -> np.ndarray:
     return number
 
 
+def file_or_none(text: str) -> Path | str:
+    return text if text == "none" else Path(text).resolve()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=lambda path: Path(path).resolve())
     parser.add_argument("--out", type=lambda path: Path(path).resolve(), required=True)
-    parser.add_argument("--pretrained", type=lambda path: Path(path).resolve(), required=True)
+    parser.add_argument("--pretrained", type=file_or_none, required=True, help="a file of weights, or none")
     parser.add_argument("--way", choices=("suggested", "random", "anywhere"), required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--flags", default=FLAGS, help="of all runs")
+    parser.add_argument("--round_flags", default=ROUND_FLAGS, help="of the runs of rounds")
     args = parser.parse_args()
     bench = Bench(args)
     number = round(SHARE * bench.total)
@@ -145,7 +150,7 @@ def main() -> None:
             strokes = bench.suggested(strokes, number, last, args.out / f"round-{name}")
         else:
             strokes = (bench.random if args.way == "random" else bench.anywhere)(strokes, number)
-        miou = bench.train(strokes, name, "--pretrained", last, "--epochs", 8, "--lr", 0.0005)
+        miou = bench.train(strokes, name, "--pretrained", last, *args.round_flags.split())
     print(
         f"{args.way}, seed {args.seed}: {(ROUNDS + 1) * number} of {bench.total} strokes: mIoU {miou:.2f}", flush=True
     )
