@@ -64,7 +64,10 @@ class Lifeline:
         self.stop.relay = lambda reason: self._send(f"stop {reason}")
         threading.Thread(target=self._watch, daemon=True).start()
         try:
-            self._accept(store, dist_url, deadline) if self.rank == 0 else self._connect(store, dist_url, deadline)
+            if self.rank == 0:
+                self._accept(store, dist_url, deadline)
+            else:
+                self._connect(store, dist_url, deadline)
         except SystemExit:  # a signal; the message is printed
             self.stop_listening()
             self.publish(STOPPED, f"stopped by {self.stop.reason} before the group was complete")
@@ -185,6 +188,7 @@ class Lifeline:
         self._lose(peer, cause, 1, line)
 
     def _lose(self, peer: str, cause: str, status: int, source: socket.socket | None = None) -> None:
+        """End this process with `status`, because a peer is lost. The message has the advice on what to do now."""
         advice = f"; {self.advice}" if self.advice else ""
         self._fail(f"{status} {peer} {cause}{advice}", source)
 

@@ -122,7 +122,8 @@ def drop_older(folder: Path, keep: dict[str, int]) -> None:
     """Delete all but the keep[kind] newest files of each kind, such as step_00000100.pt. Keep all with a limit of 0."""
     for kind, number in keep.items():
         numbered = [file for file in folder.glob(f"{kind}_*.pt") if _NUMBERED.fullmatch(file.name)]
-        for file in sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))[:-number]:
+        by_number = sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))
+        for file in by_number[:-number]:  # with number 0, this slice is empty
             file.unlink(missing_ok=True)
 
 

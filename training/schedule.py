@@ -82,9 +82,9 @@ class Schedule:
         cfg, epochs_done = self.cfg, state.epoch + 1
         if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
             return False
-        is_last = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
+        is_run_over = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
         due = _is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
-        return is_last or due or self.validates_step(state)
+        return is_run_over or due or self.validates_step(state)
 
     def saves_step(self, state: TrainState) -> bool:
         return _is_due(state.step, self.cfg.save_step_frequency)

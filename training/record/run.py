@@ -57,6 +57,7 @@ class Run:
                 self._open(plan, state.step)
             except OSError as error:
                 raise UserError(f"{self.folder or self.cfg.logdir}: cannot be written ({error.strerror})") from None
+        # At step 0, the run starts anew from a checkpoint's weights (--reset_data_offset).
         saved = plan.resumed.run if plan.resumed and state.step else {}
         self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
