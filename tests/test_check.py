@@ -119,6 +119,7 @@ def test_small_data_sets(tmp_path, masks, options, findings):
         ("banana bahana", True),  # a letter that occurs again after the slip
         ("tree true-ly", False),
         ("lane1 lane2", False),
+        ("class_a class_b", False),
         ("a1 a", False),
     ],
 )

@@ -132,6 +132,35 @@ def test_brush_masks_of_label_studio(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("ground", "classes", "expected", "said"),
+    [
+        ((0, 0, 0, 0), "", [255, 0, 1], ""),
+        ((0, 0, 0, 0), "green #00ff00\nred #ff0000", [255, 255, 1], ""),  # no class has black: status 1
+        ((0, 0, 0, 0), "back #000000\nred #ff0000", [255, 0, 1], "class back is black"),
+        ((0, 0, 0), "back #000000\nred #ff0000", [255, 255, 1], "class back is black"),
+        ((255, 255, 255), "", [1, 255, 0], "#ffffff is on 83% of the pixels"),
+    ],
+)
+def test_strokes_painted_in_black(tmp_path, ground, classes, expected, said, capsys):
+    """The rows: 10 of the ground, 1 of black, 1 of red. Black is a stroke only if other pixels are transparent."""
+    picture = np.full((12, 8, len(ground)), ground, np.uint8)
+    picture[10] = [0, 0, 0, 255][: len(ground)]
+    picture[11] = [255, 0, 0, 255][: len(ground)]
+    for folder in ("images", "masks"):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+    Image.fromarray(picture).save(tmp_path / "in/masks/a.png")
+    Image.fromarray(picture[..., :3]).save(tmp_path / "in/images/a.png")
+    (tmp_path / "names.txt").write_text(classes)
+    words = ["--classes", str(tmp_path / "names.txt")] if classes else []
+    is_lost = "green" in classes
+    assert convert(tmp_path / "in", tmp_path / "out", *words) == is_lost
+    assert scribble_of(tmp_path / "out", "a")[9:, 0].tolist() == expected
+    out, err = capsys.readouterr()
+    assert said in out
+    assert ("#000000: a colour that no class has: ignored (255) in 1 place(s)" in err) == is_lost
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("<annotation>", "<annotation><object/>", "no scribbles of ScribbleSup"),

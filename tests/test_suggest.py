@@ -301,3 +301,19 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     assert pipeline.main(words) == 0
     rows = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
     assert rows == [[str(number[0]), "20.00"], [str(number[1]), "25.00"]]
+    commands.clear()
+    files = list((work / "drawn_1/next/labelme").glob("*.json"))
+    for file in files:  # delete all strokes there; only the suggested places stay
+        content = json.loads(file.read_text())
+        content["shapes"] = [shape for shape in content["shapes"] if shape["shape_type"] == "point"]
+        file.write_text(json.dumps(content))
+    assert pipeline.main(words) == 0
+    assert programs() == "train pseudo train evaluate suggest"
+    for name in names:
+        is_empty = (read_label(work / f"drawn_2/strokes/{name}.png", 5) == 255).all()
+        assert is_empty == (f"{name}.json" in {file.name for file in files})
+    for file in (work / "drawn_2/next/labelme").glob("*.json"):
+        if file.name not in {file.name for file in files}:
+            file.unlink()  # those left have no stroke: nothing has changed, and nothing is to be converted
+    assert pipeline.main(words) == 0
+    assert programs() == ""

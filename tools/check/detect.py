@@ -1,6 +1,7 @@
 """Apply the rules of the data check: turn the facts about each sample into findings."""
 
 import itertools
+import re
 from collections import defaultdict
 
 from data.classes import Classes
@@ -143,10 +144,14 @@ def check_classes(counts: Counts, findings: Findings) -> None:
 
 
 def _is_slip(one: str, other: str) -> bool:
-    """Return whether names differ by one letter at most, whatever its case: one is left out, added or another."""
+    """Return whether names differ by one letter at most, whatever its case: one is left out, added or another.
+
+    Classes may be told apart by a number, as in "lane 1", or by a letter that is a word, as in "class a".
+    """
     short, long = sorted((one.casefold(), other.casefold()), key=len)
     at = next((at for at, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
     replaced = int(len(short) == len(long))
     differing = short[at : at + replaced] + long[at : at + 1]
-    is_number = any(map(str.isdigit, differing))  # "lane 1" and "lane 2" are two classes
-    return len(short) > 2 and short[at + replaced :] == long[at + 1 :] and not is_number
+    is_number = any(map(str.isdigit, differing))
+    is_word = re.search(r"[^\W_]", long[max(at - 1, 0) : at] + long[at + 1 : at + 2]) is None
+    return len(short) > 2 and short[at + replaced :] == long[at + 1 :] and not is_number and not is_word

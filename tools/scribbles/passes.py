@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from data.images import read_label
+from data.images import label_png, read_label
 from data.layout import SCRIBBLES, find_split
 from flags import Config
 from support.errors import UserError
 from support.files import read_bytes, read_text, sha256, write_atomic
 from support.labels import IGNORE
 from support.terminal import warn
+from tools.convert.formats import labelme
 from tools.convert.reading import MAX_BYTES, list_name
+from tools.convert.source import Options, Source
 from tools.scribbles.strokes import find_regions
 
 TAKEN = "drawings.json"  # digests of the LabelMe files whose strokes a pass has taken
@@ -42,20 +44,32 @@ class Pass:
         """Return the digest of each LabelMe file in `suggested`, by its name."""
         return {path.name: sha256(path) for path in sorted((self.suggested / "labelme").glob("[!.]*.json"))}
 
+    def has_shapes(self) -> bool:
+        """Return whether a LabelMe file in `suggested` has a shape besides the suggested places, or cannot be read."""
+        source = Source(self.suggested / "labelme", Options())
+        labelme.read(source)
+        return bool(source.faults) or any(entry.record for entry in source.entries)
+
     def take_strokes(self, before: "Pass", cfg: Config) -> bool:
         """Write the strokes in before.converted, and for other images those in before.scribbles, to `scribbles`.
 
-        Return False, and remove `folder`, if no stroke differs from `before`. Raises UserError if an image in
-        before.converted is not in the training list.
+        An image whose LabelMe file has no shape has no entry in before.converted, and then loses its strokes. Return
+        False, and remove `folder`, if no stroke differs from `before`. Raises UserError if an image in before.converted
+        is not in the training list.
         """
         scratch, has_changed, taken = self.folder / ".strokes", False, before.drawings()
         new = {path.stem: path for path in (before.converted / SCRIBBLES).glob("*.png")}
+        without_shapes = {Path(name).stem for name in taken} - new.keys()
         shutil.rmtree(scratch, ignore_errors=True)  # of a start that was stopped
         for name, old in before.strokes(cfg).items():
             file = new.pop(list_name(name), old)
-            has_changed = has_changed or not np.array_equal(read_label(file, IGNORE), read_label(old, IGNORE))
             target = (scratch / old.relative_to(before.scribbles)).with_suffix(file.suffix)
-            write_atomic(target, read_bytes(file, MAX_BYTES), parents=True)
+            label, content = read_label(file, IGNORE), read_bytes(file, MAX_BYTES)
+            if list_name(name) in without_shapes:
+                target, label = target.with_suffix(".png"), np.full_like(label, IGNORE)
+                content = label_png(label)
+            has_changed = has_changed or not np.array_equal(label, read_label(old, IGNORE))
+            write_atomic(target, content, parents=True)
         if new:
             file = before.suggested / "labelme" / f"{next(iter(new))}.json"
             shutil.rmtree(self.folder)

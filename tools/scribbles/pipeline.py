@@ -181,7 +181,8 @@ def run_steps(args: PipelineFlags) -> None:
             words = ["labelme", current.suggested / "labelme", current.converted, "--scribbles"]
             shutil.rmtree(current.converted, ignore_errors=True)  # of a start before
             try:
-                run("tools/convert/__main__.py", *words, "--classes", current.suggested / "classes.txt")
+                if current.has_shapes():  # tools.convert needs one
+                    run("tools/convert/__main__.py", *words, "--classes", current.suggested / "classes.txt")
             except subprocess.CalledProcessError as error:
                 if error.returncode != 1:
                     raise

@@ -33,6 +33,7 @@ _COLOUR = re.compile(rb"#[0-9a-fA-F]{6}\s*$|^[^:\n]+:[\d,]*:[^:\n]*:", re.MULTIL
 MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
 BLACK = 0
+DENSE = 0.5  # share of the pixels: one stroke colour is on fewer
 VOC_VOID = (224, 224, 192)  # the outlines of objects in PASCAL VOC's masks
 
 IMAGE_FOLDERS = ("images", "JPEGImages")
@@ -50,19 +51,24 @@ def read(source: Source) -> None:
     """
     _pair(source)
     if source.options.known:
-        _class_of_colour(source.options)  # raises before anything is written
+        names = _class_of_colour(source.options)  # raises before anything is written
         source.names, source.unlabelled = source.options.known.names, False
+        if BLACK in names and source.options.scribbles:
+            source.notes.append(f"class {names[BLACK]} is black: it is read only in masks with transparent pixels, "
+                                "because black is unlabelled in all others")  # fmt: skip
         return
     counts: Counter[int] = Counter()
     palettes: list[set[int]] = []
-    for pixels in _readable(source.entries, "finding colours"):
+    has_black_strokes = False
+    for pixels, is_clear in _readable(source.entries, "finding colours"):
+        has_black_strokes |= source.options.scribbles and bool(_black_strokes(pixels, is_clear).any())
         present = dict(zip(*map(np.ndarray.tolist, np.unique(pixels, return_counts=True)), strict=True))
         counts.update(present)
         palettes += [set(present)] if len(present) <= MOST else []
     if source.entries and not counts:
         _packed(source.entries[0].record)  # raises: no mask can be read, and shapes() comes too late to say why
     colours = sorted(counts)
-    if colours == [BLACK] and _packed(source.entries[0].record)[1]:
+    if colours == [BLACK] and _packed(source.entries[0].record)[2]:
         raise UserError(f"{source.entries[0].record}: {HIDDEN}")
     if len(colours) > MOST:
         raise UserError(
@@ -76,17 +82,27 @@ def read(source: Source) -> None:
         source.faults.append(f"{source.path}: {rare}, as smoothing leaves them: ignored (255); {remedy}")
     source.ignored = list(map(_name, mixed))
     source.unlabelled = BLACK in colours
-    classes = [colour for colour in colours if colour not in (BLACK, *mixed)]
+    classes = [colour for colour in colours if colour not in mixed and (colour != BLACK or has_black_strokes)]
+    usual, count = counts.most_common(1)[0] if counts else (BLACK, 0)
+    if source.options.scribbles and usual != BLACK and count > DENSE * counts.total():
+        share = f"{_name(usual)} is on {count / counts.total():.0%} of the pixels"
+        remedy = "list the other colours in a file for --classes, which ignores it"
+        source.notes.append(f"{share}: if it means unlabelled, {remedy}")
     source.notes += twins([colour for colour in colours if colour not in mixed], palettes)
     source.colours = {_name(colour): tuple(colour.to_bytes(3, "big")) for colour in classes}
     source.names = list(source.colours)
 
 
-def _readable(entries: list[Entry], doing: str) -> Iterator[np.ndarray]:
-    """Yield the masks that can be read, as _packed() returns them. shapes() names the others."""
+def _readable(entries: list[Entry], doing: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the colours and transparent pixels of the masks that can be read. shapes() names the others."""
     for entry in progress_bar(entries, total=len(entries), title=doing, unit="mask"):
         with contextlib.suppress(InputError):
-            yield _packed(entry.record)[0]
+            yield _packed(entry.record)[:2]
+
+
+def _black_strokes(pixels: np.ndarray, is_clear: np.ndarray) -> np.ndarray:
+    """Return where strokes are black, (H, W) bool. Without transparent pixels, black is unlabelled."""
+    return (pixels == BLACK) & ~is_clear & is_clear.any()
 
 
 def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
@@ -99,7 +115,7 @@ def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
         return []
     is_rare, between = np.zeros(1 << 24, bool), Counter[int]()
     is_rare[rare] = True
-    for pixels in _readable(entries, "looking at rare colours"):
+    for pixels, _ in _readable(entries, "looking at rare colours"):
         rows, columns = np.nonzero(is_rare[pixels])
         padded, centre = np.pad(pixels, 1, mode="edge"), _channels(pixels[rows, columns])
         is_between = np.zeros(len(rows), bool)
@@ -119,8 +135,11 @@ def _channels(packed: np.ndarray) -> np.ndarray:
 
 
 def shapes(mask: Path, size: tuple[int, int], options: Options, converted: Converted) -> Iterator[Shape]:
-    """Yield the pixels of each colour of a mask. Black is unlabelled in strokes, and elsewhere if no class has it."""
-    pixels, converted.is_hidden = _packed(mask)
+    """Yield the pixels of each colour of a mask. Black is unlabelled in strokes, and elsewhere if no class has it.
+
+    But if pixels around strokes are transparent, those are unlabelled, and black is a stroke.
+    """
+    pixels, is_clear, converted.is_hidden = _packed(mask)
     height, width = pixels.shape
     if (height, width) != size:
         raise InputError(f"{mask}: {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
@@ -129,8 +148,10 @@ def shapes(mask: Path, size: tuple[int, int], options: Options, converted: Conve
     if len(present) > MOST:
         raise InputError(f"{mask}: {len(present)} colours, as smoothing or JPEG leave them: skipped")
     for colour in present:
-        if colour != BLACK or (colour in names and not options.scribbles):
-            yield Shape(names.get(colour, _name(colour)), str(mask), pixels == colour)
+        is_strokes = colour == BLACK and options.scribbles
+        area = _black_strokes(pixels, is_clear) if is_strokes else pixels == colour
+        if area.any() and (colour != BLACK or is_strokes or colour in names):
+            yield Shape(names.get(colour, _name(colour)), str(mask), area)
 
 
 def patch(pixels: np.ndarray, where: str, size: tuple[int, int], line_width: float) -> Patch:
@@ -231,17 +252,20 @@ def _pack(colour: Sequence[int]) -> int:
     return int.from_bytes(bytes(colour), "big")
 
 
-def _packed(path: Path) -> tuple[np.ndarray, bool]:
-    """Return the colours of a mask, (H, W) int32: 65536 * red + 256 * green + blue, and whether alpha 0 hides a colour.
+def _packed(path: Path) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return the colours of a mask, where it is transparent, (H, W) bool, and whether transparent pixels hide a colour.
 
-    Transparent pixels are black. Raises InputError if the file is damaged.
+    A colour is 65536 * red + 256 * green + blue, (H, W) int32. Transparent pixels are black. Raises InputError if the
+    file is damaged.
     """
 
     def convert(image: Image.Image) -> Image.Image:
         return image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
 
-    rgb, is_hidden = opaque(decode(path, convert, lossless=True))
-    return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32), is_hidden
+    pixels = decode(path, convert, lossless=True)
+    rgb, is_hidden = opaque(pixels)
+    is_clear = pixels[:, :, 3:].min(axis=2, initial=255) == 0  # nowhere without alpha
+    return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32), is_clear, is_hidden
 
 
 def _name(colour: int) -> str:
