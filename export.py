@@ -25,7 +25,7 @@ from data.overlays import to_hex
 from distributed.device import find_device
 from inference.exporting.check import compare_file, find_images, load_images
 from inference.exporting.graph import MIN_SIZE, WholeImage, trace
-from inference.exporting.onnx import FORMAT, LONG_SIDE, READING, OnnxModel, check_onnx, write_onnx
+from inference.exporting.onnx import BACKGROUND, FORMAT, LONG_SIDE, READING, OnnxModel, check_onnx, write_onnx
 from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
 from support.files import NO_FOLDER, check_file, remove_scratch, writing
@@ -106,6 +106,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
         "step": trained.file.step,
         "model_type": cfg.model_type,
         "layers": cfg.layers,
+        BACKGROUND: cfg.background,
         LONG_SIDE: cfg.long_side,
         READING: cfg.reading,
         "min_size": min_size,

@@ -84,7 +84,8 @@ def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[Imag
         model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
         classes = read_classes(flags.classes, model.num_classes) if flags.classes else model.classes
         settings = {"model": sha256(model.path), "colours": classes.colours[: model.num_classes].tolist()}
-        return model, classes, flags.background_class, settings
+        background = overrides.get("background", model.background)
+        return model, classes, None if background == "none" else int(background), settings
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, classes = trained.cfg, trained.classes
     check_place(Path(flags.output), "--output", data_folders(cfg))
@@ -141,10 +142,12 @@ def predict(
     loader = make_loader(files, flags, group, batch_sampler=batches, collate_fn=read_batch)
     failures: list[UserError] = []
     flat: list[Path] = []
+    damaged: list[str] = []
 
-    def write(batch: list[tuple[str, np.ndarray | UserError]], step: Step) -> None:
-        failures.extend(image for _, image in batch if isinstance(image, UserError))
-        whole = {name: image for name, image in batch if isinstance(image, np.ndarray)}
+    def write(batch: list[tuple[str, np.ndarray | UserError, str]], step: Step) -> None:
+        failures.extend(image for _, image, _ in batch if isinstance(image, UserError))
+        damaged.extend(f"{inputs[name]} ({damage})" for name, _, damage in batch if damage)
+        whole = {name: image for name, image, _ in batch if isinstance(image, np.ndarray)}
         if whole:
             pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
             labels, probs = predict_batch(model, pixels, PROBS_DTYPE if outputs.probs else None, step)
@@ -157,6 +160,8 @@ def predict(
     outputs.wait()
     if same := [path for share in group.gather(flat) for path in share]:
         log.warning(f"{len(same)} image(s) have one value in all pixels, as they are read: {same[0]} ...")
+    if parts := [text for share in group.gather(damaged) for text in share]:
+        log.warning(f"{len(parts)} JPEG image(s) have damaged data, so parts of their masks are wrong: {parts[0]} ...")
     errors = [header for name in pending if isinstance(header := headers[name], UserError)]
     return errors + [error for share in group.gather(failures + outputs.failures) for error in share]
 

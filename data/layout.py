@@ -123,7 +123,8 @@ def find_split(
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
         others = " and ".join(sorted(path.stem for path in list_file.parent.glob("*.txt"))[:8])
-        remedy = f", but {others}: choose with --train_split or --val_split" if others else find_flags(root)
+        choose = "choose with --train_split or --val_split (evaluate.py: --split)"
+        remedy = f", but {others}: {choose}" if others else find_flags(root)
         raise UserError(f"{list_file}: no such list{remedy}")
     defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
     defaults |= {"mask": MASKS, "scribble": (SCRIBBLES,)}

@@ -11,13 +11,14 @@ import numpy as np
 from PIL import Image
 
 from data.folders import walk
-from data.images.files import IMAGE_SUFFIXES
+from data.images.files import IMAGE_SUFFIXES, jpeg_damage
 from data.images.reader import ImageReader
 from support.errors import InputError, UserError
 from support.shell import quoted
 
 FILM_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv")
 OUTPUT_NOTE = "predictions.json"  # in every folder that predict.py writes to
+SUFFIXES = {"masks": "png", "overlays": "jpg", "probs": "npy"}  # of the files in its subfolders
 
 T = TypeVar("T")
 
@@ -27,29 +28,31 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
 
     words: files; folders, which are searched with their subfolders; or patterns with *, ? or [...], where ** matches
     any folders. A name is the path relative to the common folder, without the suffix if no other image of its folder
-    differs in the suffix alone. Hidden files, and files in `output` and in other output folders of predict.py, are
+    differs in the suffix alone. Hidden files, and results in `output` and in other output folders of predict.py, are
     skipped. Raises UserError if nothing is found, or if two images have the same name.
     """
     found = [_list(Path(word), word) for word in words]
-    hides = False  # whether `output` has one of the images
+    hides = False  # whether an image is in a folder of results
     base = Path(os.path.commonpath([os.path.abspath(folder) for folder, _ in found]))
     images: dict[str, Path] = {}
     others: dict[str, Path] = {}
     for (folder, files), word in zip(found, words, strict=True):
         outputs = {output.resolve(), *(file.parent.resolve() for file in files if file.name == OUTPUT_NOTE)}
+        results = {place / kind for place in outputs for kind in SUFFIXES}
         for file in files:
             folders = Path(os.path.realpath(file)).parents  # resolve() raises at a link to itself before Python 3.13
-            hides = hides or (file.suffix.lower() in IMAGE_SUFFIXES and output.resolve() in folders)
+            is_result = bool(results.intersection(folders))
+            hides = hides or (file.suffix.lower() in IMAGE_SUFFIXES and is_result)
             # A single file counts whatever its suffix, unless it is a film.
             if file == Path(word) and len(words) == 1 and not _is_film(file):
                 images[os.path.abspath(file)] = file
-            elif not (outputs.intersection(folders) or _hidden(file.relative_to(folder))):
+            elif not (is_result or file.name == OUTPUT_NOTE or _hidden(file.relative_to(folder))):
                 if file.suffix.lower() in IMAGE_SUFFIXES:
                     images.setdefault(os.path.abspath(file), file)
                 else:
                     others.setdefault(os.path.abspath(file), file)
     if not images and hides:
-        raise UserError(f"--output {output}: has the images of --input in it: name another folder")
+        raise UserError(f"--input {' '.join(words)}: all its images are results of predict.py: name another folder")
     if not images:
         hint = film_hint(others.values())
         raise UserError(f"--input {' '.join(words)}: no image found, only {len(others)} other file(s){hint}")
@@ -119,6 +122,7 @@ def attempt(read: Callable[[Path], T], path: Path) -> T | UserError:
         return error
 
 
-def read_inputs(inputs: list[tuple[str, Path]], reader: ImageReader) -> list[tuple[str, np.ndarray | UserError]]:
-    """Return the name of each (name, file) with its image (H, W, 3) uint8 RGB, or the UserError of its file."""
-    return [(name, attempt(reader.read, file)) for name, file in inputs]
+def read_inputs(inputs: list[tuple[str, Path]], reader: ImageReader) -> list[tuple[str, np.ndarray | UserError, str]]:
+    """Return (name, image (H, W, 3) uint8 RGB or its UserError, jpeg_damage()) of each (name, file)."""
+    found = [(name, attempt(reader.read, file), file) for name, file in inputs]
+    return [(name, read, "" if isinstance(read, UserError) else jpeg_damage(file)) for name, read, file in found]

@@ -13,13 +13,12 @@ from data.classes import Classes
 from data.images import encode, label_png
 from data.overlays import JPEG_QUALITY, overlay, with_legend
 from distributed.group import Stopped
-from inference.inputs import OUTPUT_NOTE
+from inference.inputs import OUTPUT_NOTE, SUFFIXES
 from support.errors import InputError
 from support.files import write_atomic
 from support.processes import ThreadPool
 from support.results import file_state, reserve
 
-SUFFIXES = {"masks": "png", "overlays": "jpg", "probs": "npy"}
 RESULTS = [f"{kind}/**/*.{suffix}" for kind, suffix in SUFFIXES.items()]
 PROBS_DTYPE = torch.float16
 NUM_THREADS = 4  # compress and write while the next images are predicted

@@ -16,6 +16,7 @@ from torch import nn
 
 import export
 import models
+import predict
 from data.classes import voc_colours
 from flags import as_dict, parse_flags
 from inference.exporting import graph
@@ -56,6 +57,7 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     (folder / "classes.txt").write_text("sky #102030\nroad\ntree\ncar #ff0000\ndog\n")
     words = ["--dataset_path", "nowhere", "--model_type", "res50_ASPP_lorm", "--layers", "18", "--numclasses", "5"]
+    words += ["--background", "none"]
     config = as_dict(parse_flags([*words, "--classes", str(folder / "classes.txt")]))
     raw, averaged = (varied_model("res50_ASPP_lorm", seed).state_dict() for seed in (0, 1))
     torch.save({"model": raw, "ema": averaged, "config": config, "step": 7}, folder / "best.pt")
@@ -115,7 +117,7 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
         ("probs", "tensor(float)", ["batch", 5, "height", "width"]),
     ]
     content = session.get_modelmeta().custom_metadata_map
-    assert set(content) == {*KEYS, "min_size", "long_side", "reading"}
+    assert set(content) == {*KEYS, "min_size", "long_side", "reading", "background"}
     assert json.loads(content["colours"])[3] == "#ff0000"
     proto = onnx.load(onnx_file)
     assert [item.version for item in proto.opset_import] == [20]
@@ -295,6 +297,21 @@ def test_missing_package_is_named(name, run_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf"{name}.*: \S*python\S* -m pip install -e '\S*\[export\]'$"):
         run(run_folder)
+
+
+def test_overlays_show_the_same_classes_as_those_of_the_checkpoint(run_folder, onnx_file, tmp_path):
+    """With --background none, class 0 is painted and in the legend."""
+    Image.fromarray(pictures(1, 64, 48)[0].numpy()).save(tmp_path / "photo.png")
+    given = ["--input", str(tmp_path / "photo.png"), "--overlay", "--workers", "0", "--device", "cpu", "--output"]
+    models = {"exported": ("--model", onnx_file), "trained": ("--checkpoint", run_folder / "best.pt")}
+    for name, words in models.items():
+        predict.main([*map(str, words), *given, str(tmp_path / name)])
+    assert (np.array(Image.open(tmp_path / "trained/masks/photo.png")) == 0).any()
+    exported, trained = (np.array(Image.open(tmp_path / name / "overlays/photo.jpg")).astype(int) for name in models)
+    assert exported.shape == trained.shape
+    assert np.abs(exported - trained).mean() < 5  # bf16 draws some borders elsewhere
+    predict.main(["--model", str(onnx_file), *given, str(tmp_path / "zero"), "--background", "0"])
+    assert Image.open(tmp_path / "zero/overlays/photo.jpg").height < len(trained)
 
 
 def test_onnx_file_that_is_not_whole_of_others_or_of_later_is_refused(onnx_file, tmp_path):

@@ -58,6 +58,7 @@ def faulty(tmp_path):
     image.save(folder / "sub" / "Stra\u00dfe \u4e00.png")
     whole = (folder / "good.JPG").read_bytes()
     (folder / "truncated.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "damaged.jpg").write_bytes(whole[: len(whole) // 2] + b"\xff\xd0" * 20 + whole[len(whole) // 2 + 40 :])
     image.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
     image.convert("L").save(folder / "grey.png")
     image.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.jpg", exif=exif(6), quality=95)
@@ -86,7 +87,17 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
         "truncated.jpg",
     ]
     assert "1 image(s) have several frames, and only the first is read (--bands takes pages): " in said
-    images = ("pages.tif", "good.JPG", "sub/Stra\u00dfe \u4e00.png", "cmyk.jpg", "grey.png", "turned.jpg", "one.png")
+    assert f"1 JPEG image(s) have damaged data, so parts of their masks are wrong: {faulty / 'damaged.jpg'} (" in said
+    images = (
+        "pages.tif",
+        "damaged.jpg",
+        "good.JPG",
+        "sub/Stra\u00dfe \u4e00.png",
+        "cmyk.jpg",
+        "grey.png",
+        "turned.jpg",
+        "one.png",
+    )
     stems = [os.path.splitext(name)[0] for name in images]
     assert {str(path.relative_to(out / "masks")) for path in out.rglob("masks/**/*.png")} == {f"{s}.png" for s in stems}
     for name, stem in zip(images, stems, strict=True):
@@ -113,7 +124,7 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
 def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch):
     """As a shell expands a/*.jpg and b/*: what is alike in two folders keeps its folder, in one folder its suffix."""
     names = "a/x.jpg a/x.png a/sub/x.jpg b/x.jpg b/notes.txt b/.hidden.jpg c/[1].png c/y.JPG"
-    names += " c/out/masks/x.png c/other/predictions.json c/other/x.png"
+    names += " c/out/masks/x.png c/other/predictions.json c/other/masks/x.png c/other/z.png"
     for name in names.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -140,8 +151,9 @@ def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch)
     assert found("a/**/*.[jJ]*") == ("a", {"a/x.jpg": "x.jpg", "a/sub/x.jpg": "sub/x"}, 0)
     # One file named twice. Outputs of predict.py inside the input do not count; a file may look like a pattern.
     assert found("a/sub/x.jpg", str(tmp_path / "a/sub/x.jpg")) == ("a/sub", {"a/sub/x.jpg": "x"}, 0)
-    assert found("c")[1] == {"c/[1].png": "[1]", "c/y.JPG": "y"}
-    assert found("c/**/*.png") == ("c", {"c/[1].png": "[1]"}, 0)
+    assert found("c")[1] == {"c/[1].png": "[1]", "c/other/z.png": "other/z", "c/y.JPG": "y"}
+    assert found("c/**/*.png") == ("c", {"c/[1].png": "[1]", "c/other/z.png": "other/z"}, 0)
+    assert find_inputs(["c/y.JPG", "a/x.png"], tmp_path / "c")[1].keys() == {"c/y", "a/x.png"}
     assert found("c/[1].png")[1] == {"c/[1].png": "[1]"}
     for word, message in (("nowhere.jpg", "no such file or folder"), ("b/*.tif", "no file matches this pattern")):
         with pytest.raises(UserError, match=re.escape(f"--input {word}: {message}")):
@@ -241,7 +253,7 @@ def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
     assert other == ""
     predict.main([*words, str(tmp_path / "one")])
     one = contents(tmp_path / "one")
-    assert len(one) == 7 + 1  # images; predictions.json
+    assert len(one) == 8 + 1  # images; predictions.json
     assert one == contents(tmp_path / "two")
 
 
@@ -269,7 +281,7 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
         (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
         (["--input", "a.png", "--output", "file"], "--output file: is a file"),
         (["--input", "a.png", "--output", "a.png/out"], "--output a.png/out: a.png is a file"),
-        (["--input", "data/images", "--output", "data"], "--output data: has the images of --input in it"),
+        (["--input", "data/masks", "--output", "data"], "--input data/masks: all its images are results of predict.py"),
         (["--input", "data/images", "--output", "data/images/x"], "which programs read as input"),
         (["--input", "a.png", "--output", "mask.png"], "--output mask.png: ends like a file"),
         (["--input", "a.png", "--long_side", "60000"], ".pt with --long_side 60000, --window 0"),

@@ -23,7 +23,7 @@ LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".webp")
 # By content, whatever the suffix; MPO counts as JPEG. PIL would start another program for PostScript.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP")
 # What the caller of opened() needs; its messages end with it.
-IMAGE = "images must be 8-bit RGB: convert it, or set --bands (for 8 bits) or --value_range LOW HIGH (for more)"
+IMAGE = "images must be 8-bit RGB: convert it, or train with --bands (for 8 bits) or --value_range LOW HIGH (for more)"
 MASK = "save class numbers as one channel of 8 or 16 bits, or 8-bit colours"
 VALUES = "replace it"  # any bits and channels
 LOSSY = "{} compression changes label values: save the mask as PNG"

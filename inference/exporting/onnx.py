@@ -24,7 +24,7 @@ FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
-LONG_SIDE, READING = "long_side", "reading"  # keys that files of earlier versions do not have
+LONG_SIDE, READING, BACKGROUND = "long_side", "reading", "background"  # keys that files of earlier versions do not have
 
 import_extra = partial(shell.import_extra, extra="export", feature="ONNX")
 
@@ -79,6 +79,7 @@ class OnnxModel:
 
     It runs on the CPU, or on a CUDA device if onnxruntime-gpu is installed. outputs: names of the outputs: "labels",
     and "probs" and "logits" if the file has them. classes: names and colours.
+    background: the --background of the training, "0" or "none".
     long_side: the --long_side of the training: labels() and probs() resize images to it; 0: they do not.
     images_at_once: number of images per call. reader: reads image files as in training.
 
@@ -111,6 +112,7 @@ class OnnxModel:
                 f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']})"
             )
         self.long_side: int = json.loads(metadata.get(LONG_SIDE, "0"))
+        self.background: str = json.loads(metadata.get(BACKGROUND, '"0"'))
         values = json.loads(metadata.get(READING, "{}"))
         self.reader = ImageReader(**{name: tuple(numbers) for name, numbers in values.items()})
         self.outputs: list[str] = self.metadata["outputs"]
