@@ -19,6 +19,7 @@ from flags.reader import ConfigFile, Parsed
 from flags.shared import DataFlags
 from flags.training import Config
 from support.errors import UserError
+from support.labels import MAPS
 from support.shell import document
 from support.user_code import code_name
 
@@ -84,8 +85,8 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     ]
     given = frozenset(merged)
     is_open = Config(**merged, given=given).leaves_layout_open
-    if "model_type" not in merged and not is_open and "Pseudo" not in merged.get("dataset", FLAGS["dataset"].default):
-        merged["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
+    if "model_type" not in merged and not is_open:
+        merged["model_type"] = usual_model(Config(**merged))
     cfg = Config(**merged, given=given, typed=frozenset(typed), config_file=config_file, task_flags=task_flags)
     of_flags = f"{cfg.dataset}_{code_name(cfg.model_type)}"
     of_data = (Path(cfg.dataset_path).resolve().name or "data") if is_open else of_flags
@@ -114,6 +115,13 @@ def _config_of_run(flag: str, run: str) -> Path | None:
     if run != "auto" and not saved.is_file() and Path(run).is_file():
         raise UserError(f"--{flag} {run}: no config.yaml beside it: add the run's --config FILE")
     return saved if run != "auto" and saved.is_file() else None
+
+
+def usual_model(cfg: Config) -> str:
+    """Return the --model_type for --dataset and --backbone if none is set."""
+    # A timm network is not dilated to stride 8, and a head that sees its deepest features only learns slowly.
+    head = "res50_ASPP" if cfg.backbone == "resnet" else "deeplabv3p_multi"
+    return head + ("_lorm" if "pseudo" in MAPS[cfg.dataset] else "")  # LoRM needs pseudo-labels
 
 
 def as_dict(cfg: Config) -> dict:

@@ -17,6 +17,9 @@ RECIPE_FLAGS = frozenset({
     "optimizer", "lr", "lr_scaling", "wdecay", "background", "l_crf", "loss", "head_lr_factor",
     "brightness", "contrast", "saturation", "hue",
 })  # fmt: skip
+LENGTH = frozenset({"epochs", "max_steps", "warmup_epochs"})  # with one of them, the recipe chooses no length
+# The recipe chooses these only with the length, because they would change the results of a config that has a length.
+LEARNING = frozenset({"loss", "head_lr_factor", "brightness", "contrast", "saturation", "hue"})
 # With one of them an epoch is a pass over the list.
 COUNT_EPOCHS = {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}
 MAX_REPEAT = 10**6  # as the flag --repeat allows
@@ -99,7 +102,7 @@ def choose_flags(
     choose("crop_size", covering if shows_all else device.crop_size, reason)
 
     # The batch. An epoch of a given length limits it; else the steps, chosen below, make the epoch long enough.
-    chooses_steps = not {"epochs", "max_steps", "warmup_epochs"} & given
+    chooses_steps = not LENGTH & given
     if not {"batchsize", "total_batchsize"} & given:
         samples = num_images * flags["repeat"] // (world_size * flags["accum_steps"])  # of a rank, per forward pass
         size = device.batchsize if chooses_steps else max(1, min(device.batchsize, samples))
@@ -128,8 +131,7 @@ def choose_flags(
         repeat = min(math.ceil(epoch / num_images), MAX_REPEAT)
         choose("repeat", repeat, f"{repeat * num_images // batch} steps from one validation to the next")
 
-    # Some choices change what a model learns: not where a flag or a config sets the length, so that its results stay.
-    chooses_all = chooses_steps and flags["dataset"] in DENSE
+    chooses_all = chooses_steps and flags["dataset"] in DENSE  # see LEARNING
 
     # The optimizer. An --lr or --momentum that is set was probably found with SGD.
     if flags["backbone"] != "resnet" or is_own:

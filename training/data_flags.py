@@ -16,7 +16,7 @@ from data.label_check import holds_only_255, infer_num_classes, objects_as_255
 from data.label_map import read_label_map
 from data.layout import Split
 from distributed.group import Group
-from flags import Config, describe
+from flags import Config, describe, usual_model
 from support.errors import UserError
 from support.labels import BACKGROUND, DENSE, IGNORE, MAPS
 from support.processes import ThreadPool
@@ -46,9 +46,8 @@ def choose_layout(cfg: Config, group: Group) -> Config:
 
     choices = group.broadcast(group.run_on_rank_0(guess, "looking through --dataset_path"))
     log.info(f"found in {cfg.dataset_path}: {', '.join(f'--{name} {value}' for name, value in choices.items())}")
-    if "model_type" not in cfg.given and "pseudo" not in MAPS[choices["dataset"]]:
-        choices["model_type"] = "res50_ASPP"  # LoRM needs pseudo-labels
-    return dataclasses.replace(cfg, **choices)
+    cfg = dataclasses.replace(cfg, **choices)
+    return cfg if "model_type" in cfg.given else dataclasses.replace(cfg, model_type=usual_model(cfg))
 
 
 def choose_values(cfg: Config, group: Group, files: dict[str, Split], resumed: Checkpoint | None) -> Config:

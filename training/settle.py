@@ -18,7 +18,7 @@ from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags, describe, own_code
-from flags.choose import CPU, CUDA, RECIPE_FLAGS, choose_flags
+from flags.choose import CPU, CUDA, LEARNING, LENGTH, RECIPE_FLAGS, choose_flags
 from flags.conflicts import OF_TORCHVISION
 from flags.declare import per_rank
 from models import pretrained
@@ -164,11 +164,12 @@ def take_recipe(
     """
     given = cfg.given
 
-    def choose() -> dict[str, tuple[Any, str]]:
+    def choose() -> tuple[dict[str, tuple[Any, str]], dict[str, tuple[Any, str]]]:
+        """Return {flag: (value, reason)} of the choices, and of those that a typed length of the run prevents."""
         if resumed:
             names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())  # --epochs replaces it
             kept = {name: value for name, value in resumed.config.items() if name in names}
-            return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}
+            return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}, {}
         some = [files.files[number * len(files.files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
         sizes = [any_header(path).size for path in dict.fromkeys(some)]
         device, memory = CPU, 0.0
@@ -177,12 +178,21 @@ def take_recipe(
         large, _ = large_images(sizes, cfg.crop_size if "crop_size" in given else device.crop_size)
         options: dict = {"memory": memory, "world_size": group.world_size, "large": large}
         options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}
-        return choose_flags(as_dict(cfg), given, device, len(files.files), sizes, **options)
+        choices, open_length = (
+            choose_flags(as_dict(cfg), names, device, len(files.files), sizes, **options)
+            for names in (given, given - (LENGTH & cfg.typed))
+        )
+        return choices, {name: open_length[name] for name in LEARNING & {*open_length} if name not in choices}
 
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.
-    choices = group.broadcast(group.run_on_rank_0(choose, "choosing flags") if RECIPE_FLAGS - given else {})
+    choices, prevented = group.broadcast(
+        group.run_on_rank_0(choose, "choosing flags") if RECIPE_FLAGS - given else ({}, {})
+    )
     if choices:
         log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {describe(choices)}")
+    if prevented:
+        length = ", ".join(f"--{name}" for name in sorted(LENGTH & cfg.typed))
+        log.info(f"not chosen, because {length} is set: {describe(prevented)}; set them yourself if you want them")
     return dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
 
 
