@@ -133,12 +133,12 @@ def choose_flags(
 
     chooses_all = chooses_steps and flags["dataset"] in DENSE  # see LEARNING
 
-    # The optimizer. An --lr or --momentum that is set was probably found with SGD.
+    # The optimizer. --lr does not decide it: runs that differ in --lr must have one optimizer.
     if flags["backbone"] != "resnet" or is_own:
-        kept = next((name for name in ("lr", "momentum") if name in given), "")
         usual = "usual for networks of your own" if is_own else "usual for networks of timm"
-        reason = f"as --{kept} is set; adamw is usual" if kept else usual
-        choose("optimizer", "sgd" if kept else "adamw", reason)
+        usual += "; if your --lr is for sgd, set --optimizer sgd" if "lr" in given else ""
+        is_sgd = "momentum" in given
+        choose("optimizer", "sgd" if is_sgd else "adamw", "as --momentum is set; adamw is usual" if is_sgd else usual)
     if flags["optimizer"] == "adamw":
         named = f"{flags['backbone']} {flags['model_type']}".lower()
         is_transformer = any(part in named for part in TRANSFORMERS)

@@ -80,7 +80,9 @@ def check_backbone(cfg: Config) -> None:
     if is_code(cfg.model_type) and (cfg.backbone != "resnet" or cfg.output_stride):
         flag = f"--backbone {cfg.backbone}" if cfg.backbone != "resnet" else f"--output_stride {cfg.output_stride}"
         raise UserError(f"{flag}: --model_type {cfg.model_type} builds the whole network: use --model_args, or drop it")
-    if is_own_network(cfg.model_type) and "pretrained" in cfg.given and cfg.pretrained in OF_TORCHVISION:
+    # A run's config.yaml has the default imagenet, although nobody has set it.
+    is_set = "pretrained" in (cfg.typed if cfg.pretrained == "imagenet" else cfg.given)
+    if is_own_network(cfg.model_type) and is_set and cfg.pretrained in OF_TORCHVISION:
         raise UserError(
             f"--pretrained {cfg.pretrained}: these are a ResNet's weights: drop it, as the function of --model_type "
             f"{cfg.model_type} may load weights itself; or give a FILE"

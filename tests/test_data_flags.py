@@ -114,7 +114,9 @@ def test_a_rare_object_is_found_among_many_masks(tmp_path):
     root = plain(tmp_path, *masks, val=masks[-1])
     (root / "classes.txt").write_text("rest\ncar\n")
     cfg, shares = chosen(root)
-    assert (cfg.label_map, cfg.numclasses) == ("binary", 2)
+    assert (cfg.label_map, cfg.numclasses, cfg.classes) == ("binary", 2, str(root / "classes.txt"))
+    (root / "classes.txt").unlink()
+    assert chosen(root)[0].classes == "binary"  # background and object
     assert shares == pytest.approx([1 - 1 / 64 / 400, 1 / 64 / 400])
 
 

@@ -1,5 +1,6 @@
 """Scores, by numbers worked out by hand; and metrics of training, by a clock that only moves when it is told to."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,12 @@ import pytest
 import torch
 from conftest import ALONE
 
+from data.classes import read_classes
+from flags import Config
 from support.best_score import deciding_score
+from support.files import write_atomic
+from training.checkpoint import to_bytes
+from training.record import messages
 from training.record.metrics import Metrics
 from training.scores import confusion_matrix, image_scores, miou_interval, missed_classes, scores, table
 
@@ -73,12 +79,32 @@ def test_classes_that_are_never_predicted_are_named():
     assert missed_classes(scores(torch.tensor([[5, 1], [1, 3]])), ["0", "1"]) == ""
     # The object has 10 of 100 pixels, and 97 are called the object: IoU 10 / 97, where all 100 would have 10 / 100.
     everywhere = scores(torch.tensor([[3, 87], [0, 10]]))
-    line = "class 1 (car) has an IoU of 10.31; always predicting it has 10.00"
+    line = "class 1 (car) has an IoU of 10.31, as it is predicted nearly everywhere; always predicting it has 10.00"
     assert missed_classes(everywhere, ["0", "car"]) == line
+    # 8 pixels are called the object, and 1 of them is it: IoU 1 / 17.
+    elsewhere = missed_classes(scores(torch.tensor([[83, 7], [9, 1]])), ["0", "car"])
+    assert elsewhere.startswith("class 1 (car) has an IoU of 5.88, as it is predicted mostly in wrong places;")
     rare = torch.diag(torch.tensor([91, *[0] * 9]))
     rare[1:, 0] = 1  # nine classes of one pixel, all called class 0
     text = missed_classes(scores(rare), [str(number) for number in range(10)])
     assert "class 5, class 6 and 3 more; always predicting class 0 has mIoU 9.10" in text
+
+
+def test_the_end_of_a_run_says_what_to_try(tmp_path, caplog):
+    """The object has 10 of 100 pixels; it is found nearly everywhere at steps 10 and 20, and nowhere at step 30."""
+    everywhere, nowhere = (scores(torch.tensor(rows)) for rows in ([[3, 87], [0, 10]], [[90, 0], [10, 0]]))
+    with caplog.at_level("INFO", logger="segtrain"):
+        for best, is_first in ((10, True), (20, False)):
+            write_atomic(tmp_path / "best.pt", to_bytes({"step": best}))
+            lines = [
+                {"kind": "val", "step": 10 * (n + 1), **line} for n, line in enumerate([everywhere] * 2 + [nowhere])
+            ]
+            (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            caplog.clear()
+            messages._log_scores(tmp_path / "best.pt", Config(), read_classes("binary", 2))
+            assert "IoU of class 1 (object) is too low to be of use: " in caplog.text
+            assert "docs/one_object.md#if-the-object-is-not-found says what to try" in caplog.text
+            assert ("the first validation had the best score" in caplog.text) == is_first
 
 
 def test_scores_of_images_and_the_interval_over_them():

@@ -16,7 +16,7 @@ import predict
 import pseudo
 import segtrain
 import train
-from flags import parse_flags
+from flags import as_dict, dump, parse_flags
 from models.custom import CustomNetwork, logits_in, read_arguments
 from models.fold import fold_batch_norm
 from support.errors import UserError
@@ -268,6 +268,27 @@ def test_flags_that_do_not_go_with_a_network_of_ones_own(nets, demo_root):
     ):
         with pytest.raises(UserError, match=message):
             parse_flags([*own, *more])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--model_type OWN",
+        "--model_type OWN --freeze_bn",
+        "--backbone timm:resnet18 --optimizer adamw",
+        "--dataset Dense --loss ce+dice",
+        "--model_type deeplabv3p --head_channels 9 --task train",
+    ],
+)
+def test_the_flags_of_a_run_can_be_read_again(nets, demo_root, tmp_path, more):
+    """The printed command to resume names code, and other flags come from config.yaml; or --config repeats the run."""
+    code = ["--model_type", f"{nets}:UNet"] if "OWN" in more else []
+    words = more.replace("OWN", f"{nets}:UNet").split()
+    first = parse_flags(["--dataset_path", str(demo_root), *words])
+    (tmp_path / "config.yaml").write_text(dump(first))
+    (tmp_path / "last.pt").touch()
+    for again in (["--resume", str(tmp_path / "last.pt"), *code], ["--config", str(tmp_path / "config.yaml")]):
+        assert as_dict(parse_flags(again)) == as_dict(first)
 
 
 def test_arguments_from_words_and_from_a_section_of_yaml(tmp_path, demo_root):

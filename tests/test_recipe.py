@@ -111,9 +111,13 @@ def test_what_is_given_is_kept():
     assert every == {}
     for name in ("epochs", "max_steps", "warmup_epochs"):
         assert not {"max_steps", "repeat"} & set(recipe(PHOTOS, name))
-    # --lr alone keeps SGD, and the log says so.
-    kept = choose_flags(as_dict(Config(backbone="timm:resnet18")), {"lr", "backbone"}, **PHOTOS)
-    assert kept["optimizer"] == ("sgd", "as --lr is set; adamw is usual")
+    # --lr does not decide the optimizer, but --momentum does, and the log says so.
+    for name, kept in (
+        ("lr", ("adamw", "usual for networks of timm; if your --lr is for sgd, set --optimizer sgd")),
+        ("momentum", ("sgd", "as --momentum is set; adamw is usual")),
+    ):
+        chosen = choose_flags(as_dict(Config(backbone="timm:resnet18")), {name, "backbone"}, **PHOTOS)
+        assert chosen["optimizer"] == kept
     # Weights of a file are for one depth: the default, or the one that is given.
     assert "layers" not in recipe(PHOTOS, pretrained="weights.pth")
     assert "layers" not in recipe(PHOTOS, stride_in_1x1=True)

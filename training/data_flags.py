@@ -116,6 +116,7 @@ def choose_classes(
             if holds_only_255(train):
                 choices["label_map"] = "binary", "masks hold only 0 and 255"
                 choices.setdefault("numclasses", (2, "the object and the rest"))
+                choices.setdefault("classes", ("binary", "names for them"))
                 train = [{int(value == IGNORE): number for value, number in row.items()} for row in train]
         values = {value for row in (*train, *val) for value in row} - {IGNORE}
         choices.setdefault("numclasses", (infer_num_classes(values), "from the highest label"))

@@ -17,7 +17,7 @@ from models import RESNET
 from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
-from support.shell import python_command, quoted
+from support.shell import document, python_command, quoted
 from support.terminal import say
 from support.user_code import is_own_network
 from training.checkpoint import step_of
@@ -84,7 +84,8 @@ def log_start(
 def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: Loader) -> None:
     """Log the data set's path, its numbers of images and classes, and what is left out. Warn of large images."""
     images = f"{len(train_set)} training and {len(val_loader.dataset)} validation images"
-    unnamed = "" if cfg.classes else "; to name them, list the names in a text file, one a line: --classes FILE"
+    is_named = cfg.classes not in ("", "binary")
+    unnamed = "" if is_named else "; to name them, list the names in a text file, one a line: --classes FILE"
     log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes{unnamed}")
     for path, note in {} if train_set.has_list else left_out(train_set.folders["image"]).items():
         log.warning(f"{path}: {note}")
@@ -197,9 +198,15 @@ def _log_scores(best: Path, cfg: Config, classes: Classes) -> str:
     """Log the table of best.pt's scores. Return the name of the score that decided, "" without scores."""
     name = ""
     lines = [line for line in json_lines(best.with_name("metrics.jsonl")) if line is not None]
-    for scores in [line for line in lines if line["kind"] == "val" and line["step"] == step_of(best)][-1:]:
+    validations = [line for line in lines if line["kind"] == "val"]
+    for scores in [line for line in validations if line["step"] == step_of(best)][-1:]:
         log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
         name, _ = deciding_score(scores, classes.names, cfg.background_class)
+        if len(classes.names) == 2 and missed_classes(scores, classes.names):
+            page = document("docs/one_object.md#if-the-object-is-not-found")
+            log.info(f"{name} is too low to be of use: {page} says what to try")
+        if len(validations) > 2 and scores["step"] == validations[0]["step"]:
+            log.info("the first validation had the best score, so training lowered it afterwards: try a smaller --lr")
     return name
 
 
