@@ -47,10 +47,14 @@ STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_i
 
 
 class StartWeights(NamedTuple):
-    """The weights that a new run starts from, and their source. An empty state_dict means random weights."""
+    """The weights that a new run starts from, and their source. An empty state_dict means random weights.
+
+    other_flags: the flags of a checkpoint of ours that give another network than this run's, as on a command line.
+    """
 
     source: str
     state_dict: dict[str, Tensor]
+    other_flags: str = ""
 
 
 def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict]) -> StartWeights:
@@ -98,7 +102,9 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
     num_copied, missing, unused = load_weights(model, start.state_dict)
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
     depth = _depth(start.state_dict) or layers
-    advice = f"use --layers {depth}" if depth != layers else f"check --backbone and --layers {layers}"
+    advice = f"check --backbone and --layers {layers}"
+    if depth != layers or start.other_flags:
+        advice = f"use {start.other_flags or f'--layers {depth}'}"
     such = f" (the file's names are such as {next(iter(start.state_dict))})" if start.state_dict else ""
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
         raise UserError(f"--pretrained {start.source}: none of its backbone's weights fits: {advice}{such}")

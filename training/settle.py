@@ -17,7 +17,7 @@ from data.layout import Split
 from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
-from flags import Config, as_dict, check_flags, describe, own_code
+from flags import Config, as_dict, as_words, check_flags, describe, own_code
 from flags.choose import CPU, CUDA, LEARNING, LENGTH, RECIPE_FLAGS, choose_flags
 from flags.conflicts import OF_TORCHVISION
 from flags.declare import per_rank
@@ -27,6 +27,7 @@ from models.memory import gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
+from support.shell import quoted
 from support.user_code import is_own_network, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
@@ -221,18 +222,31 @@ def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:
     if cfg.freeze_backbone and cfg.pretrained == "none":
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
 
-    def read() -> StartWeights:
+    saved: dict[str, Any] = {}  # the flags of a checkpoint of ours
+
+    def read_file(path: Path) -> dict:
+        content = checkpoint.read(path)
+        saved.update(content["config"] if isinstance(content.get("config"), dict) else {})
+        return content
+
+    def read_weights() -> StartWeights:
         if is_own_network(cfg.model_type):
             if cfg.pretrained in (*OF_TORCHVISION, "none"):  # by default; the network's function may load weights
                 return StartWeights("none", {})
-            weights = pretrained.weights_in(checkpoint.read(Path(cfg.pretrained)))
+            weights = pretrained.weights_in(read_file(Path(cfg.pretrained)))
             return StartWeights(cfg.pretrained, {in_own_network(name): value for name, value in weights.items()})
         if cfg.backbone == models.RESNET:
-            return pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
+            return pretrained.read_start_weights(cfg.pretrained, cfg.layers, read_file)
         from models.timm_weights import read_timm_weights  # imported here, as timm is an extra
 
         backbone = models.build(cfg.model_type, **cfg.architecture).backbone
-        return read_timm_weights(backbone, cfg.pretrained, checkpoint.read)
+        return read_timm_weights(backbone, cfg.pretrained, read_file)
+
+    def read() -> StartWeights:
+        weights = read_weights()
+        names = "model_type", "backbone", "layers" if saved.get("backbone") == models.RESNET else "output_stride"
+        other = {name: saved[name] for name in names if saved.get(name, "") not in ("", getattr(cfg, name))}
+        return weights._replace(other_flags=quoted(as_words(other)))
 
     return group.run_on_rank_0(read, f"loading --pretrained {cfg.pretrained}")
 
