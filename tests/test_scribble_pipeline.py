@@ -95,7 +95,7 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         (["DRAWN", "work", "--pseudo=--scales 0"], "--pseudo: --scales"),
         (["DRAWN", "work", "--simulate=--length 0.5"], "has scribbles, so none are simulated: drop this flag"),
         (["BARE", "work", "--simulate=--widht 5"], "--simulate: unknown flag --widht: did you mean --width?"),
-        (["BARE", "work", "--simulate='--width"], """--simulate="'--width": no closing quotation: correct the quotes"""),
+        (["BARE", "work", "--simulate='--width"], """--simulate="'--width": no closing quotation: correct"""),
         (["BARE", "work", "--pseudo=--x\\"], r"--pseudo='--x\\': no escaped character: correct the quotes"),
         (["DRAWN", "work", "--simulate=--list=x"], "--simulate --list: the pipeline sets this flag of tools"),
         (["DRAWN", "work"], "DRAWN/ImageSets/Segmentation/train.txt: no such list"),

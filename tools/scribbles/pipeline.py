@@ -169,9 +169,13 @@ def run_steps(args: PipelineFlags) -> None:
     passes, start = [Pass(work, scribbles)], list[object]()
     for number in itertools.count(1):
         current, last = passes[-1], passes[-1].folder / f"round_{args.rounds}" / "best.pt"
+        budget = current.budget()  # of an earlier start: the user may have drawn at its places
+        if budget and not last.is_file():
+            raise UserError(f"--rounds {args.rounds}: {current.suggested} has places from a model of fewer rounds, and "
+                            "training goes on from that model: set --rounds as before")  # fmt: skip
         if not (current.suggested / "next.csv").is_file():
             train_rounds(current.folder, current.scribbles, *start)
-            words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", str(args.budget)]
+            words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", budget or args.budget]
             words += ["--output", current.suggested, *launch, "--log_level", "WARNING"]  # no advice on how to go on
             is_new = not current.suggested.is_dir()  # else the user may have drawn after a start that was stopped
             run("tools/suggest/__main__.py", data, *words)
@@ -181,6 +185,7 @@ def run_steps(args: PipelineFlags) -> None:
         if following.scribbles.is_dir():
             following.warn_of_late_drawings(current)
         else:
+            taken = current.drawings()
             words = ["labelme", current.suggested / "labelme", current.converted, "--scribbles"]
             shutil.rmtree(current.converted, ignore_errors=True)  # of a start before
             try:
@@ -191,7 +196,10 @@ def run_steps(args: PipelineFlags) -> None:
                     raise
                 raise UserError(f"{current.suggested / 'labelme'}: its files have the faults named above: mend them in "
                                 "LabelMe, then repeat the command") from None  # fmt: skip
-            if not following.take_strokes(current, cfg):
+            if not following.take_strokes(current, taken, cfg):
+                if budget not in (None, args.budget):
+                    say(f"--budget {args.budget}: {current.suggested} keeps the places of an earlier start (--budget "
+                        f"{budget}); the new number counts from the next drawing on")  # fmt: skip
                 break
         passes, start = [*passes, following], ["--pretrained", last]
     say(*strokes_table(passes, cfg))
