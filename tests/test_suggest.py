@@ -1,8 +1,11 @@
 """tools.suggest: which places come first, and what it writes, killed and repeated, and in two processes."""
 
+import base64
 import csv
+import io
 import itertools
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -23,8 +26,10 @@ from conftest import (
     using,
     wait_until,
 )
+from PIL import Image
 from test_layout import put
 
+from data.classes import read_classes
 from data.images import read_label
 from inference.pseudo import random_walk
 from inference.pseudo.labelling import Stroked
@@ -32,6 +37,7 @@ from tools.convert.__main__ import main as convert
 from tools.scribbles import pipeline
 from tools.suggest import places as module
 from tools.suggest.__main__ import main
+from tools.suggest.page import figure, page
 from tools.suggest.places import Place, choose, find_places
 
 SIZE = (120, 200)  # of an image; its grid has cells of 2 x 2 pixels
@@ -149,8 +155,8 @@ def test_drawn_files_convert_to_the_strokes_before_and_the_new_ones(words, demo_
             assert 0 < new.sum() <= 9  # a point 3 pixels wide
             after = np.where(new, before, after)
         np.testing.assert_array_equal(after, before)
-    page = (tmp_path / "next/index.html").read_text()
-    assert page.count("<figure>") == len({row["image"] for row in suggested})
+    text = (tmp_path / "next/index.html").read_text()
+    assert text.count("<figure>") == len({row["image"] for row in suggested})
     assert f"labelme {folder}" in capsys.readouterr().out
 
 
@@ -176,6 +182,20 @@ def test_a_folder_of_photos_has_no_strokes_and_a_mask_has_no_places(checkpoint, 
     assert pairs
     # A window reaches 3 cells of 2 pixels (0.04 of an image of 80 cells) to each side.
     assert min(max(abs(x - u), abs(y - v)) for (x, y), (u, v) in pairs) > 6
+
+
+def test_strokes_and_areas_of_a_black_class_are_seen_on_a_dark_photo():
+    item, _ = scene([], [(slice(40, 60), slice(20, 60), 0)])
+    item.image[:] = 10
+    shown = figure("a", item, np.zeros(SIZE, np.uint8), [], read_classes("", 3), background=None)
+    drawn, painted = (
+        np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall('base64,([^"]+)', shown)
+    )
+    # Pictures are twice as large. The stroke is light; JPEG changes it a little.
+    assert drawn[85:115, 45:115].min() > 190
+    assert painted.min() > 90  # half of 10 and half of the light grey
+    assert drawn[:70].max() < 30
+    assert "background:#000000" not in page([shown], read_classes("", 3), masks=False)
 
 
 def test_killed_and_repeated_it_suggests_the_same_and_keeps_what_was_drawn(words, suggested, tmp_path):
