@@ -198,7 +198,7 @@ def test_only_documented_formats_are_opened(tmp_path, monkeypatch):
 def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
     label = np.zeros((4, 4, 3))
     label[0, 0, channel] = 128
-    with pytest.raises(UserError, match=r"rgb\.png: a RGB image: labels must be class numbers"):
+    with pytest.raises(UserError, match=r"rgb\.png: an image of mode RGB: labels must be class numbers"):
         read_label(save(tmp_path / "rgb.png", label), 3)
 
 

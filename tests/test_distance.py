@@ -5,12 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
+from conftest import REPO, refused
 from faulty_data import put
 from PIL import Image
 
-from data.distance import main, pseudo_distance, scribble_distance
+from data import distance
+from data.distance import pseudo_distance, scribble_distance
 from data.images import read_distance, read_label
 from support.errors import UserError
+from tools.distance import main
 
 
 def test_equal_to_the_two_released_maps(scribblesup):
@@ -80,7 +83,9 @@ def test_command_reads_the_labels_that_training_reads(tmp_path, capsys):
     for name in ("a.tif", "b.bmp", "c.webp", "d.PNG", "e.jpg", "sub/a.png"):
         put(tmp_path / "labels" / name, label, lossless=True)
     main(["--scribbles", str(tmp_path / "labels"), "--out", str(tmp_path / "out"), "--workers", "0"])
-    assert "1 JPEG file(s), such as" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "1 JPEG file(s), such as" in said.err
+    assert said.out == f"{tmp_path / 'out'}: 5 distance map(s)\n"
     maps = {path.relative_to(tmp_path / "out").as_posix(): path for path in (tmp_path / "out").rglob("*.png")}
     assert sorted(maps) == ["a.png", "b.png", "c.png", "d.png", "sub/a.png"]
     for path in maps.values():
@@ -102,6 +107,30 @@ def test_command_writes_what_training_would_compute(tmp_path, demo_root):
             main(["--pseudo", str(folder), "--out", str(out)])
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").touch()
-    with pytest.raises(UserError, match=r"--out .*: has .*a\.jpg, which data.distance did not write"):
+    with pytest.raises(UserError, match=r"--out .*: has .*a\.jpg, which tools.distance did not write"):
         main(["--pseudo", str(folder), "--out", str(tmp_path / "photos")])
     assert (read_distance(tmp_path / "out" / files[0].name) == pseudo_distance(label)).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "--scribbles DIR or --pseudo DIR: set one of them"),
+        (["--scribbles", "a", "--pseudo", "b"], "--scribbles DIR or --pseudo DIR: set one of them"),
+        (["--scribbles", "a"], "--out is not set: name a new folder"),
+        (["--pseudo", "nowhere", "--out", "o"], "nowhere: no such folder"),
+        (["--pseudo", "a", "--out", "o", "--workers", "-7"], "--workers -7: must be at least -1"),
+        (["--pseudo", "a", "--out", "o", "--background", "1"], "--background: '1' is not known"),
+        (["--scribble", "a", "--out", "o"], "unknown flag --scribble: did you mean --scribbles?"),
+    ],
+)
+def test_a_wrong_command_is_one_line(words, named):
+    with refused(named):
+        main(words)
+
+
+def test_the_earlier_name_of_the_command_says_the_new_one(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["data/distance.py", "--pseudo", "my maps", "--out", "o"])
+    monkeypatch.chdir(REPO)
+    with refused("-m tools.distance --pseudo 'my maps' --out o"):
+        distance.main()

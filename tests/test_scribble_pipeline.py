@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPO, refused, wait_until
+from PIL import Image
 from test_layout import put
 
 from data.demo import draw_dataset
 from support.errors import STOPPED, UserError
 from tools.scribbles import pipeline as scribble_pipeline
+from tools.scribbles.__main__ import main as simulate
+from tools.scribbles.passes import Pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # some of its processes are new interpreters
 KILLS = 2
@@ -92,7 +95,8 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         (["DRAWN", "work", "--pseudo=--scales 0"], "--pseudo: --scales"),
         (["DRAWN", "work", "--simulate=--length 0.5"], "has scribbles, so none are simulated: drop this flag"),
         (["BARE", "work", "--simulate=--widht 5"], "--simulate: unknown flag --widht: did you mean --width?"),
-        (["BARE", "work", "--simulate='--width"], "--simulate: No closing quotation"),
+        (["BARE", "work", "--simulate='--width"], """--simulate="'--width": no closing quotation: correct"""),
+        (["BARE", "work", "--pseudo=--x\\"], r"--pseudo='--x\\': no escaped character: correct the quotes"),
         (["DRAWN", "work", "--simulate=--list=x"], "--simulate --list: the pipeline sets this flag of tools"),
         (["DRAWN", "work"], "DRAWN/ImageSets/Segmentation/train.txt: no such list"),
         (["BARE", "work"], "BARE: has neither pascal_2012_scribble, with strokes, nor SegmentationClass, with"),
@@ -158,9 +162,9 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     own = ["--model_type", "docs/examples/networks.py:SmallUNet"]  # programs that read such a model need its name
     words += ["--rounds", "2", *own]
     assert scribble_pipeline.main([*words, "--workers", "0"]) == 0
-    simulate, *_, label, _, score = commands
-    assert str(root / "my_masks") in simulate
-    assert str(root / "my_lists/few.txt") in simulate
+    strokes, *_, label, _, score = commands
+    assert str(root / "my_masks") in strokes
+    assert str(work / "masks.txt") in strokes
     programs = " ".join(command[0] for command in commands[1:])
     assert programs == "train.py pseudo.py train.py pseudo.py train.py evaluate.py"
     assert [" ".join(own) in " ".join(command) for command in commands[1:]] == [True] * 6
@@ -188,6 +192,37 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     with pytest.raises(UserError, match=r"other settings \(scribbles\)"):
         scribble_pipeline.main(words)
     assert "more than half of the pixels are labelled" in capsys.readouterr().err
+
+
+def test_out_may_be_a_folder_of_its_own_in_the_data_set_only(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(scribble_pipeline, "run", lambda *_, **__: None)
+    root = shutil.copytree(data, tmp_path / "data")
+    before = sorted(root.rglob("*"))
+    for out in (root, root / "JPEGImages/work", root / "SegmentationClassAug"):
+        with refused(f"OUT {out}: lies in {root}"):
+            scribble_pipeline.main([str(root), str(out)])
+    assert sorted(root.rglob("*")) == before
+    assert scribble_pipeline.main([str(root), str(root / "work")]) == 0
+
+
+def test_strokes_are_drawn_from_masks_that_are_named_otherwise_than_their_images(data, tmp_path, monkeypatch):
+    def run(program: str, *words: object, num_processes: int = 1) -> None:
+        assert "simulate" not in words or simulate([*map(str, words), "--workers", "0"]) == 0
+
+    monkeypatch.setattr(scribble_pipeline, "run", run)
+    root = shutil.copytree(data, tmp_path / "data")
+    for folder, ending in {"JPEGImages": "_img", "SegmentationClassAug": "_m"}.items():
+        for file in list((root / folder).iterdir()):
+            put(root / folder / "sub" / f"{file.stem}{ending}{file.suffix}", np.array(Image.open(file)))
+            file.unlink()
+    for file in (root / "ImageSets/SegmentationAug").iterdir():
+        file.write_text("".join(f"sub/{name}\n" for name in file.read_text().split()))
+    flags = ["--image_suffix", "_img", "--label_suffix", "_m"]
+    assert scribble_pipeline.main([str(root), str(tmp_path / "work"), *flags]) == 0
+    _, cfg = scribble_pipeline.read_flags(flags, root)
+    strokes = Pass(tmp_path / "work", tmp_path / "work/strokes").strokes(cfg)  # as train.py finds them
+    assert len(strokes) == 8
+    assert all(file.name.endswith("_m.png") for file in strokes.values())
 
 
 def test_a_signal_stops_all_processes_of_a_step(data, tmp_path):

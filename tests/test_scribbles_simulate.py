@@ -101,6 +101,31 @@ def test_a_mask_that_has_changed_is_drawn_again_and_a_damaged_one_named(masks, t
         assert set(np.unique(np.array(scribble)).tolist()) == {3, 255}
 
 
+def test_a_full_disk_stops_it_at_once(masks, tmp_path, monkeypatch):
+    written: list[Path] = []
+
+    def fail(path: Path, *_, **__) -> None:
+        written.append(path)
+        raise UserError(f"{path}: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(module, "write_atomic", fail)
+    with refused("0.png: cannot be written"):
+        simulate(masks, tmp_path / "out")
+    assert len(written) == 1
+
+
+def test_no_usable_mask_is_an_error_but_a_scribble_of_an_earlier_start_counts(tmp_path, capsys):
+    for name in "ab":
+        put(tmp_path / f"masks/{name}.png", np.zeros((40, 40, 3), np.uint8) + np.array([1, 2, 3], np.uint8))
+    with refused("masks: no mask could be used"):
+        simulate(tmp_path / "masks", tmp_path / "out")
+    assert capsys.readouterr().err.count("an image of mode RGB: labels must be class numbers") == 2
+    put(tmp_path / "masks/a.png", np.zeros((40, 40), np.uint8))
+    assert simulate(tmp_path / "masks", tmp_path / "out") == 1
+    assert simulate(tmp_path / "masks", tmp_path / "out") == 1
+    assert "0 scribble(s) drawn, 1 kept" in capsys.readouterr().out
+
+
 def test_masks_of_0_and_255_are_one_object(tmp_path, capsys):
     """As in training: 255 is class 1, unless a mask has another class. A damaged mask does not count."""
     mask = np.zeros((40, 40), np.uint8)

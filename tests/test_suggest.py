@@ -1,8 +1,11 @@
 """tools.suggest: which places come first, and what it writes, killed and repeated, and in two processes."""
 
+import base64
 import csv
+import io
 import itertools
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -23,8 +26,10 @@ from conftest import (
     using,
     wait_until,
 )
+from PIL import Image
 from test_layout import put
 
+from data.classes import read_classes
 from data.images import read_label
 from inference.pseudo import random_walk
 from inference.pseudo.labelling import Stroked
@@ -32,6 +37,7 @@ from tools.convert.__main__ import main as convert
 from tools.scribbles import pipeline
 from tools.suggest import places as module
 from tools.suggest.__main__ import main
+from tools.suggest.page import figure, page
 from tools.suggest.places import Place, choose, find_places
 
 SIZE = (120, 200)  # of an image; its grid has cells of 2 x 2 pixels
@@ -149,8 +155,8 @@ def test_drawn_files_convert_to_the_strokes_before_and_the_new_ones(words, demo_
             assert 0 < new.sum() <= 9  # a point 3 pixels wide
             after = np.where(new, before, after)
         np.testing.assert_array_equal(after, before)
-    page = (tmp_path / "next/index.html").read_text()
-    assert page.count("<figure>") == len({row["image"] for row in suggested})
+    text = (tmp_path / "next/index.html").read_text()
+    assert text.count("<figure>") == len({row["image"] for row in suggested})
     assert f"labelme {folder}" in capsys.readouterr().out
 
 
@@ -176,6 +182,20 @@ def test_a_folder_of_photos_has_no_strokes_and_a_mask_has_no_places(checkpoint, 
     assert pairs
     # A window reaches 3 cells of 2 pixels (0.04 of an image of 80 cells) to each side.
     assert min(max(abs(x - u), abs(y - v)) for (x, y), (u, v) in pairs) > 6
+
+
+def test_strokes_and_areas_of_a_black_class_are_seen_on_a_dark_photo():
+    item, _ = scene([], [(slice(40, 60), slice(20, 60), 0)])
+    item.image[:] = 10
+    shown = figure("a", item, np.zeros(SIZE, np.uint8), [], read_classes("", 3), background=None)
+    drawn, painted = (
+        np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall('base64,([^"]+)', shown)
+    )
+    # Pictures are twice as large. The stroke is light; JPEG changes it a little.
+    assert drawn[85:115, 45:115].min() > 190
+    assert painted.min() > 90  # half of 10 and half of the light grey
+    assert drawn[:70].max() < 30
+    assert "background:#000000" not in page([shown], read_classes("", 3), masks=False)
 
 
 def test_killed_and_repeated_it_suggests_the_same_and_keeps_what_was_drawn(words, suggested, tmp_path):
@@ -232,21 +252,25 @@ def test_a_user_error_is_one_line(words, suggested, demo_root, tmp_path):
 def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_path, monkeypatch, capsys):
     """Training, labelling and scoring are left out; suggestions, conversion and the rounds are real."""
     commands: list[list[str]] = []
+    saved_meanwhile: dict[Path, str] = {}  # while the conversion runs, after it has read the files
 
     def run(program: str, *words: object, num_processes: int = 1) -> None:
         words = list(map(str, words))
         commands.append([Path(program).parent.name or Path(program).stem, *words])
         if program == "train.py":
             folder = Path(words[words.index("--logdir") + 1], words[words.index("--name") + 1])
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(checkpoint, folder / "best.pt")
         elif program == "evaluate.py":
             scores = Path(words[words.index("--json") + 1])
             scores.write_text(json.dumps({"miou": 0.25 * len(commands) / 5}))
         elif "suggest" in program:
             assert main([*words, "--workers", "0"]) == 0
-        elif "convert" in program and (status := convert([*words, "--workers", "0"])):
-            raise subprocess.CalledProcessError(status, words)
+        elif "convert" in program:
+            if status := convert([*words, "--workers", "0"]):
+                raise subprocess.CalledProcessError(status, words)
+            for path, content in saved_meanwhile.items():
+                path.write_text(content)
 
     monkeypatch.setattr(pipeline, "run", run)
     work, data = tmp_path / "work", shutil.copytree(demo_root, tmp_path / "data")
@@ -261,6 +285,18 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     assert programs() == "train pseudo train evaluate suggest"
     assert pipeline.main(words) == 0  # nothing was drawn
     assert programs() == "convert"
+    other_budget, kept = [*words[:2], "--budget", "9"], "next keeps the places of an earlier start (--budget 4); the"
+    assert kept not in capsys.readouterr().out
+    assert pipeline.main(other_budget) == 0
+    assert kept in capsys.readouterr().out
+    assert programs() == "convert"
+    (work / "next/next.csv").unlink()  # as if tools.suggest was stopped
+    assert pipeline.main(other_budget) == 0
+    assert kept in capsys.readouterr().out
+    assert programs() == "train pseudo train evaluate suggest convert"
+    assert len(rows(work / "next")) == 4
+    with refused("--rounds 2: "):
+        pipeline.main([*words, "--rounds", "2"])
     file = sorted((work / "next/labelme").glob("*.json"))[0]
     text = file.read_text()
     wrong = json.loads(text)
@@ -281,10 +317,11 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     (point,) = [shape["points"][0] for shape in content["shapes"] if shape["shape_type"] == "point"][:1]
     content["shapes"].append({"label": "3", "points": [point], "shape_type": "point"})
     file.write_text(json.dumps(content))
+    saved_meanwhile[file] = text  # too late
     assert pipeline.main(words) == 0
     assert commands[1][-2:] == ["--pretrained", str(work / "round_1/best.pt")]
     assert programs() == "convert train pseudo train evaluate suggest"
-    file.write_text(text)  # too late
+    saved_meanwhile.clear()
     assert pipeline.main(words) == 0
     assert f"{file}: changed after drawn_1 had read it, so the changes are not used" in capsys.readouterr().err
     assert programs() == "convert"
@@ -299,8 +336,8 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
         assert set(after[changed]) <= {3}
         number = [n + int((label != 255).sum()) for n, label in zip(number, (before, after), strict=True)]
     assert pipeline.main(words) == 0
-    rows = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
-    assert rows == [[str(number[0]), "20.00"], [str(number[1]), "25.00"]]
+    table = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
+    assert table == [[str(number[0]), "20.00"], [str(number[1]), "25.00"]]
     commands.clear()
     files = list((work / "drawn_1/next/labelme").glob("*.json"))
     for file in files:  # delete all strokes there; only the suggested places stay

@@ -149,8 +149,8 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
         label, mode = label_values(image)
     if mode not in LABEL_MODES:
         colours = (
-            f"a {mode} image: labels must be class numbers in one channel (grey or palette PNG); to convert colours: "
-            "python -m tools.convert colours"
+            f"an image of mode {mode}: labels must be class numbers in one channel (grey or palette PNG); to convert "
+            "colours: python -m tools.convert colours"
         )
         raise InputError(f"{path}: {OTHER_LABELS.get(mode, colours)}")
     if label_map is not None:

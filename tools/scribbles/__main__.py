@@ -90,6 +90,8 @@ def main(argv: list[str] | None = None) -> int:
     drawn, kept = counts.pop("drawn", 0), counts.pop("kept", 0)
     warn(*counts)  # the lines on masks without a scribble
     say(f"{args.out}: {drawn} scribble(s) drawn" + (f", {kept} kept (from an earlier start)" if kept else ""))
+    if not drawn + kept:
+        raise UserError(f"{args.masks}: no mask could be used: mend the files named above")
     return 1 if counts else 0
 
 
@@ -119,7 +121,7 @@ def _simulate(named: tuple[str, Path], args: SimulateFlags, label_map: LabelMap 
     try:
         scribble = draw_scribble(read_label(mask, IGNORE, label_map), args, args.seed, name)
         write_atomic(target, label_png(scribble, colours), parents=True)
-    except UserError as error:
+    except InputError as error:  # others, such as a full disk, concern all masks
         return str(error)
     return "drawn"
 

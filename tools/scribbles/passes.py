@@ -40,6 +40,12 @@ class Pass:
         names, files = find_split(Path(cfg.dataset_path), "ScribbleOnly", cfg.train_split, labels, **paths).pairs
         return {name: file["label"] for name, file in zip(names, files, strict=True)}
 
+    def budget(self) -> int | None:
+        """Return the --budget with which tools.suggest began to write to `suggested`; None if no image is there."""
+        if not any((self.suggested / "labelme").glob("*")):
+            return None
+        return json.loads(read_text(self.suggested / "suggestions.json", MAX_BYTES))["budget"]
+
     def drawings(self) -> dict[str, str]:
         """Return the digest of each LabelMe file in `suggested`, by its name."""
         return {path.name: sha256(path) for path in sorted((self.suggested / "labelme").glob("[!.]*.json"))}
@@ -50,14 +56,15 @@ class Pass:
         labelme.read(source)
         return bool(source.faults) or any(entry.record for entry in source.entries)
 
-    def take_strokes(self, before: "Pass", cfg: Config) -> bool:
+    def take_strokes(self, before: "Pass", taken: dict[str, str], cfg: Config) -> bool:
         """Write the strokes in before.converted, and for other images those in before.scribbles, to `scribbles`.
 
-        An image whose LabelMe file has no shape has no entry in before.converted, and then loses its strokes. Return
+        taken: before.drawings(), from before the conversion, so that a file that was saved meanwhile counts as late. An
+        image whose LabelMe file has no shape has no entry in before.converted, and then loses its strokes. Return
         False, and remove `folder`, if no stroke differs from `before`. Raises UserError if an image in before.converted
         is not in the training list.
         """
-        scratch, has_changed, taken = self.folder / ".strokes", False, before.drawings()
+        scratch, has_changed = self.folder / ".strokes", False
         new = {path.stem: path for path in (before.converted / SCRIBBLES).glob("*.png")}
         without_shapes = {Path(name).stem for name in taken} - new.keys()
         shutil.rmtree(scratch, ignore_errors=True)  # of a start that was stopped

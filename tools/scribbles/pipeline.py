@@ -37,7 +37,7 @@ from flags.reader import FlagReader
 from flags.shared import DataFlags, LaunchFlags
 from support import program, shell, signals
 from support.errors import STOPPED, UserError
-from support.files import sha256
+from support.files import sha256, write_atomic
 from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
 from support.terminal import say, warn
@@ -137,8 +137,9 @@ def run_steps(args: PipelineFlags) -> None:
         "simulate": simulate,
         "pseudo": pseudo,
     }
+    inputs = [*splits[0].folders.values(), masks, *([data] if work == data else [])]  # a new folder in `data` is fine
     # train.py would keep models of other labels or flags, and their scores.
-    reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh")
+    reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", inputs=inputs)
     passed_on = {name: getattr(cfg, name) for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default}
     launch = [word for name, value in passed_on.items() for word in (f"--{name}", value)]
     launch += ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []  # no checkpoint runs code by itself
@@ -158,7 +159,9 @@ def run_steps(args: PipelineFlags) -> None:
         run("evaluate.py", *words, "--json", work / "scores.json", *launch)
 
     if not drawn:
-        words = ["--list", splits[0].list_file, "--background", cfg.background, *simulate]
+        listed = work / "masks.txt"  # the masks' names: those of the images lack --label_suffix
+        write_atomic(listed, "".join(f"{path.relative_to(folder).as_posix()}\n" for path in labels))
+        words = ["--list", listed, "--background", cfg.background, *simulate]
         run("tools/scribbles/__main__.py", "simulate", masks, scribbles, *words)
     if not args.budget:
         train_rounds(work, scribbles)
@@ -166,9 +169,13 @@ def run_steps(args: PipelineFlags) -> None:
     passes, start = [Pass(work, scribbles)], list[object]()
     for number in itertools.count(1):
         current, last = passes[-1], passes[-1].folder / f"round_{args.rounds}" / "best.pt"
+        budget = current.budget()  # of an earlier start: the user may have drawn at its places
+        if budget and not last.is_file():
+            raise UserError(f"--rounds {args.rounds}: {current.suggested} has places from a model of fewer rounds, and "
+                            "training goes on from that model: set --rounds as before")  # fmt: skip
         if not (current.suggested / "next.csv").is_file():
             train_rounds(current.folder, current.scribbles, *start)
-            words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", str(args.budget)]
+            words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", budget or args.budget]
             words += ["--output", current.suggested, *launch, "--log_level", "WARNING"]  # no advice on how to go on
             is_new = not current.suggested.is_dir()  # else the user may have drawn after a start that was stopped
             run("tools/suggest/__main__.py", data, *words)
@@ -178,6 +185,7 @@ def run_steps(args: PipelineFlags) -> None:
         if following.scribbles.is_dir():
             following.warn_of_late_drawings(current)
         else:
+            taken = current.drawings()
             words = ["labelme", current.suggested / "labelme", current.converted, "--scribbles"]
             shutil.rmtree(current.converted, ignore_errors=True)  # of a start before
             try:
@@ -188,7 +196,10 @@ def run_steps(args: PipelineFlags) -> None:
                     raise
                 raise UserError(f"{current.suggested / 'labelme'}: its files have the faults named above: mend them in "
                                 "LabelMe, then repeat the command") from None  # fmt: skip
-            if not following.take_strokes(current, cfg):
+            if not following.take_strokes(current, taken, cfg):
+                if budget not in (None, args.budget):
+                    say(f"--budget {args.budget}: {current.suggested} keeps the places of an earlier start (--budget "
+                        f"{budget}); the new number counts from the next drawing on")  # fmt: skip
                 break
         passes, start = [*passes, following], ["--pretrained", last]
     say(*strokes_table(passes, cfg))
@@ -201,10 +212,14 @@ def read_words(args: PipelineFlags, name: str, reader: FlagReader, own: Collecti
 
     Raises UserError on a wrong one, or on one in `own`, which the chain sets. start: the program's arguments.
     """
+    text = getattr(args, name)
     try:
-        words = shlex.split(getattr(args, name))
+        words = shlex.split(text)
+    except ValueError as error:  # of quotes
+        raise UserError(f"--{name}={text!r}: {str(error).lower()}: correct the quotes and backslashes in it") from None
+    try:
         values = reader.command_line([*start, *words]).values
-    except ValueError as error:  # such as a UserError
+    except UserError as error:
         raise UserError(f"--{name}: {error}") from None
     refuse([f"--{flag}" for flag in values if flag in reader.flags], own, reader.program, f"--{name} ")
     return words

@@ -28,13 +28,14 @@ MASKS = "Left: the image. Right: what the model sees. Draw whole masks; the firs
 LONG_SIDE = 900  # pixels, of a picture; a small image grows to twice its size at most
 FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.55
 COLOURS = (255, 255, 255), (200, 0, 60)  # RGB; of a mark and of its outline
+DARK, GREY = 40, 208  # a class whose channels are all below DARK has this grey: dark photos would hide its strokes
 
 
 def page(figures: Sequence[str], classes: Classes, *, masks: bool) -> str:
     """Return the HTML page, ASCII only. figures: results of figure(). masks: whether to draw masks, not strokes."""
     legend = "".join(
         f'<li><i style="background:{colour}"></i>{html.escape(name)}</li>'
-        for name, colour in zip(classes.names, to_hex(classes.colours), strict=False)
+        for name, colour in zip(classes.names, to_hex(_visible(classes.colours)), strict=False)
     )
     task = MASKS if masks else STROKES
     return html_page("Where to draw next", STYLE, f"<p>{task}</p>\n<ul>{legend}</ul>\n" + "\n".join(figures))
@@ -52,13 +53,19 @@ def figure(
 
     predicted: (H, W) uint8. places: with their ranks.
     """
-    drawn = np.where((item.scribble != IGNORE)[..., None], classes.colours[item.scribble], item.image)
-    painted = overlay(item.image, predicted, classes.colours, background)
+    colours = _visible(classes.colours)
+    drawn = np.where((item.scribble != IGNORE)[..., None], colours[item.scribble], item.image)
+    painted = overlay(item.image, predicted, colours, background)
     names = [html.escape(name) for name in classes.names]
     items = "".join(f"<li><b>{rank}</b> {names[place.label]}, or {names[place.other]}</li>" for rank, place in places)
     marked = [Image.fromarray(_marked(part, places)) for part in (drawn, painted)]
     shown = "".join(f'<img alt="" src="{data_url(part, "jpeg", quality=JPEG_QUALITY)}">' for part in marked)
     return f"<figure><figcaption>{html.escape(name)}<ul>{items}</ul></figcaption>{shown}</figure>"
+
+
+def _visible(colours: np.ndarray) -> np.ndarray:
+    """Return colours (256, 3) uint8 with GREY in place of those as dark as class 0's in VOC's palette, black."""
+    return np.where(colours.max(axis=1, keepdims=True) < DARK, np.uint8(GREY), colours)
 
 
 def _marked(image: np.ndarray, places: Sequence[tuple[int, Place]]) -> np.ndarray:
