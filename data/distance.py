@@ -1,18 +1,31 @@
 """Compute distance maps, which weight the entropy losses (CDSP, "Scribble Hides Class", AAAI 2024).
 
-Training computes them on the fly, from each label at its own size; `tools/distance.py` saves them.
+Training computes them on the fly, from each label at its own size. To save them as PNGs instead:
+
+    python -m data.distance --scribbles VOC2012/pascal_2012_scribble --out VOC2012/distance_map
+    python -m data.distance --pseudo VOC2012/bmp_pseudolabel --out VOC2012/distance_pseudo
 """
 
+import argparse
+import functools
 import math
-import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 import cv2
 import numpy as np
 
+from data.images import read_label
+from data.label_map import LabelMap, read_label_map
+from data.layout import find_labels
 from support import program
 from support.errors import UserError
+from support.files import write_atomic
 from support.labels import IGNORE, is_foreground
-from support.shell import python_command
+from support.processes import work_on
+from support.results import reserve
+from support.terminal import say
 
 LAMBDA_S = math.e
 LAMBDA_C = math.e**6
@@ -58,8 +71,49 @@ def _scaled_distance(target: np.ndarray, scale_squared: float) -> np.ndarray:
     return np.minimum(distance, 255, out=distance).astype(np.uint8)
 
 
-def main() -> None:
-    raise UserError(f"data.distance is now tools.distance: {python_command('-m', 'tools.distance', *sys.argv[1:])}")
+def _write_map(
+    named: tuple[str, Path], out: Path, distance: Callable[[np.ndarray], np.ndarray], label_map: LabelMap | None
+) -> None:
+    name, path = named
+    # Only whether a pixel is labelled matters, so accept every class number.
+    _, data = cv2.imencode(".png", distance(read_label(path, 255, label_map)))
+    write_atomic(out / f"{name}.png", data.tobytes(), parents=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """The command's flags. The reader of the other programs is in flags/, which data/ must not import."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}: {self.prog} --help lists the flags")
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    if args.workers < -1:
+        raise UserError(f"--workers {args.workers}: must be at least -1")
+    folder, distance = (args.scribbles, scribble_distance) if args.scribbles else (args.pseudo, pseudo_distance)
+    labels = list(find_labels(folder).items())
+    settings = {"labels": str(folder.resolve()), "kind": distance.__name__, "background": args.background}
+    settings["label_map"] = args.label_map
+    reserve(args.out / ".made_from.json", settings, ["**/*"], "data.distance", flag="--out", inputs=[folder])
+    distance = functools.partial(distance, background=None if args.background == "none" else 0)
+    write = functools.partial(_write_map, out=args.out, distance=distance, label_map=read_label_map(args.label_map))
+    work_on(write, labels, args.workers, "map", "writing")
+    say(f"{args.out}: {len(labels)} distance map(s)")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m data.distance", description="Write distance maps as PNGs.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--scribbles", type=Path, metavar="DIR", help="folder of scribbles")
+    source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-labels")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder; created if missing")
+    parser.add_argument("--background", choices=("0", "none"), default="0", help="background class, as in train.py [0]")
+    parser.add_argument("--label_map", default="", metavar="FILE", help="as train.py's --label_map [none]")
+    parser.add_argument(
+        "--workers", type=int, default=-1, metavar="N", help="processes; 0 works in this process [number of cores]"
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 python -m tests.cli_reference
 """
 
+import argparse
 import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from data import distance
 from flags import READER
 from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
 from flags.reader import FlagReader
-from tools import distance, split
+from tools import split
 from tools.check.__main__ import READER as CHECK
 from tools.compare.__main__ import READER as COMPARE
 from tools.convert.__main__ import READER as CONVERT
@@ -52,7 +54,7 @@ STATUSES = """
 after a signal, with 75.
 """
 PROGRAMS = (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)
-TOOLS = (CHECK, CONVERT, split.READER, distance.READER, COMPARE, SCRIBBLES, PIPELINE, SUGGEST)
+TOOLS = (CHECK, CONVERT, split.READER, COMPARE, SCRIBBLES, PIPELINE, SUGGEST)
 COLUMNS = ("| flag | type | default | meaning |", "| --- | --- | --- | --- |")
 
 
@@ -61,6 +63,7 @@ def page() -> str:
     lines = [HEAD.rstrip()]
     for reader in (*PROGRAMS, *TOOLS):
         lines += ["", f"## {'python ' if reader in TOOLS else ''}{reader.program}", "", *_of_reader(reader)]
+    lines += ["", "## python -m data.distance", "", *_of_parser(distance.parser())]
     return "\n".join(lines) + "\n" + STATUSES
 
 
@@ -87,6 +90,18 @@ def _of_reader(reader: FlagReader) -> list[str]:
         ]
     lines += ["", "Other names, in all programs that have the flag:", "", "| name | flag |", "| --- | --- |"]
     return lines + [f"| `--{alias}` | `--{name}` |" for alias, name in reader.aliases.items()]
+
+
+def _of_parser(parser: argparse.ArgumentParser) -> list[str]:
+    """A table of the flags of an argparse program."""
+    lines = [parser.description or "", "", *COLUMNS]
+    for action in parser._actions[1:]:
+        name = f"`{action.option_strings[0]}`" if action.option_strings else f"`{action.metavar}`"
+        kind = f"{action.metavar or 'STR'}{' ...' if action.nargs else ''}" if action.option_strings else "path"
+        kind = "switch" if action.nargs == 0 else "name" if action.choices and not action.option_strings else kind
+        help = (action.help or "") + (" [required]" if action.required and "[" not in (action.help or "") else "")
+        lines.append(_row(name, kind, help, action.default, tuple(action.choices or ())))
+    return lines
 
 
 def _row(name: str, kind: str, help: str, default: Any, choices: tuple) -> str:

@@ -15,7 +15,7 @@ from tools.scribbles import pipeline as scribble_pipeline
 DOCUMENTS = [*sorted(REPO.glob("README*.md")), REPO / "CONTRIBUTING.md", *sorted(REPO.glob("docs/*.md"))]
 PATTERNS = ("*.py", "data/*.py", "tools/**/*.py", "scripts/*.py", "*.sh", "scripts/*.sh")
 SOURCES = [path for pattern in PATTERNS for path in REPO.glob(pattern)]
-PROGRAM = re.compile(r"\w\.(py|sh)$|^tools\.(check|compare|convert|distance|scribbles|split|suggest)$")
+PROGRAM = re.compile(r"\w\.(py|sh)$|^tools\.(check|compare|convert|scribbles|split|suggest)$|^data\.distance$")
 LOOP = re.compile(r"^for (\w+) in (.+); do\n(.*?)^done$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:python|torchrun|bash|srun) ")  # how one in a docstring begins
 PROCESSES = r"(--nproc[-_]per[-_]node[= ]|\bNUM_GPUS=)(?!1\b)[\w$]+"

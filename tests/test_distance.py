@@ -5,15 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import REPO, refused
+from conftest import refused
 from faulty_data import put
 from PIL import Image
 
-from data import distance
-from data.distance import pseudo_distance, scribble_distance
+from data.distance import main, pseudo_distance, scribble_distance
 from data.images import read_distance, read_label
 from support.errors import UserError
-from tools.distance import main
 
 
 def test_equal_to_the_two_released_maps(scribblesup):
@@ -107,7 +105,7 @@ def test_command_writes_what_training_would_compute(tmp_path, demo_root):
             main(["--pseudo", str(folder), "--out", str(out)])
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").touch()
-    with pytest.raises(UserError, match=r"--out .*: has .*a\.jpg, which tools.distance did not write"):
+    with pytest.raises(UserError, match=r"--out .*: has .*a\.jpg, which data.distance did not write"):
         main(["--pseudo", str(folder), "--out", str(tmp_path / "photos")])
     assert (read_distance(tmp_path / "out" / files[0].name) == pseudo_distance(label)).all()
 
@@ -115,22 +113,20 @@ def test_command_writes_what_training_would_compute(tmp_path, demo_root):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ([], "--scribbles DIR or --pseudo DIR: set one of them"),
-        (["--scribbles", "a", "--pseudo", "b"], "--scribbles DIR or --pseudo DIR: set one of them"),
-        (["--scribbles", "a"], "--out is not set: name a new folder"),
-        (["--pseudo", "nowhere", "--out", "o"], "nowhere: no such folder"),
-        (["--pseudo", "a", "--out", "o", "--workers", "-7"], "--workers -7: must be at least -1"),
-        (["--pseudo", "a", "--out", "o", "--background", "1"], "--background: '1' is not known"),
-        (["--scribble", "a", "--out", "o"], "unknown flag --scribble: did you mean --scribbles?"),
+        (
+            "--out o",
+            "one of the arguments --scribbles --pseudo is required: python -m data.distance --help lists the flags",
+        ),
+        ("--scribbles a --pseudo b --out o", "argument --pseudo: not allowed with argument --scribbles"),
+        ("--scribbles a", "the following arguments are required: --out"),
+        ("--pseudo a --out o --workers -7", "--workers -7: must be at least -1"),
+        ("--pseudo a --out o --workers x", "argument --workers: invalid int value: 'x'"),
+        ("--pseudo a --out o --background 1", "argument --background: invalid choice: '1'"),
+        ("--pseudo nowhere --out o", "nowhere: no such folder"),
+        ("--pseudo a --out o --size 3", "unrecognized arguments: --size 3"),
     ],
 )
-def test_a_wrong_command_is_one_line(words, named):
+def test_a_wrong_command_is_one_line(words, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with refused(named):
-        main(words)
-
-
-def test_the_earlier_name_of_the_command_says_the_new_one(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["data/distance.py", "--pseudo", "my maps", "--out", "o"])
-    monkeypatch.chdir(REPO)
-    with refused("-m tools.distance --pseudo 'my maps' --out o"):
-        distance.main()
+        main(words.split())

@@ -10,6 +10,7 @@ from conftest import REPO
 from documents import DOCUMENTS, program_of, shown
 from torch.distributed.run import get_args_parser as torchrun_parser
 
+from data import distance
 from flags import parse_flags
 from tools.scribbles import pipeline as scribble_pipeline
 
@@ -33,6 +34,8 @@ def test_command_is_read_by_its_program(command, monkeypatch):
         parse_flags(flags)
     elif program in READERS:
         READERS[program].command_line(flags)
+    elif program == "data.distance":
+        distance.parser().parse_args(flags)
     elif words[0] == "make":
         assert words[1] in re.findall(r"^(\w+(?:-\w+)?):", (REPO / "Makefile").read_text(), re.MULTILINE)
     else:
@@ -49,7 +52,7 @@ def test_every_flag_named_in_the_documents_exists(path):
     text = re.sub(r"`(pip|docker|srun|sbatch|kubectl|wandb) [^`]*`", "", text)
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     known = {name for reader in READERS.values() for name in (*reader.flags, *reader.aliases)}
-    known |= {action.dest for action in torchrun_parser()._actions}
+    known |= {action.dest for parser in (distance.parser(), torchrun_parser()) for action in parser._actions}
     known |= scribble_pipeline.READER.flags.keys()
     assert named - known - {f"no_{name}" for name in known} - OTHER_FLAGS == set()
 

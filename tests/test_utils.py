@@ -16,13 +16,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 import data.demo
 import models
 import utils
+from data.distance import main as distance_main
 from data.distance import pseudo_distance, scribble_distance
 from distributed.group import Group
 from flags import Config, parse_flags
 from losses.criterion import Criterion
 from support.batch import Batch
 from support.errors import UserError
-from tools.distance import main as distance_main
 from training.data import DEMO_ROOT, prepare_demo_data
 from training.settle import read_start_weights
 
