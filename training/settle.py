@@ -63,7 +63,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     if resumed:
-        warn_of_other_names(cfg, classes, resumed.config)
+        warn_of_other_names(cfg, classes, resumed.config, "use --pretrained instead of --resume")
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.
