@@ -10,6 +10,7 @@ import pytest
 import yaml
 from conftest import REPO, refused
 
+import flags.reader
 from flags import DEMO_CONFIG, FLAGS, READER, Config, as_dict, as_words, changes, check_flags, dump, parse_flags
 from flags.declare import per_rank
 from flags.loss_weights import LOSSES
@@ -304,8 +305,8 @@ def test_paths_and_places_may_differ_between_ranks():
 @pytest.mark.parametrize(("package", "start"), [("segtrain", "-m segtrain."), ("", "")])
 def test_usage_is_a_command_that_starts_the_program(monkeypatch, package, start):
     """An installed package has no predict.py in the current folder."""
-    monkeypatch.chdir(REPO)
     monkeypatch.setattr(shell, "PACKAGE", package)
+    monkeypatch.setattr(flags.reader, "PACKAGE", package)
     for name, reader in (READERS | {"pseudo": PSEUDO}).items():
         assert reader._parser().format_usage().startswith(f"usage: python {start}{name}{'' if package else '.py'} [")
     usage = FlagReader(CompareFlags, "-m tools.compare", "")._parser().format_usage()
