@@ -21,7 +21,7 @@ def reserve(
     overwrite: bool | None = None,
     files: dict | None = None,
     paths: Callable[[str], list[Path]] = lambda name: [],
-) -> None:
+) -> list[str]:
     """Write `settings` to the file `note` of a program's output folder, or check that the file has the same settings.
 
     Each result that is then in the folder is whole and made with these settings, so the program can keep it. Files that
@@ -29,6 +29,7 @@ def reserve(
     overwrite: whether to remove all results first; None if the program has no such flag.
     files: {name: state of its input, such as size and time} of all results to make, which `note` also keeps. Results
     whose state has changed are removed. paths: maps a name to the paths of its results; nothing else is removed.
+    Returns the names that `note` has besides `files`: of inputs of an earlier start, whose results stay.
     Raises UserError, naming `flag`, if the folder cannot be written, is in one of the inputs, or has results of other
     settings (without overwrite) or of another program.
     """
@@ -61,6 +62,7 @@ def reserve(
         for path in (path for name in stale for path in paths(name)):
             path.unlink(missing_ok=True)
         write_atomic(note, json.dumps(settings, indent=1))
+    return [name for name in settings.get("files") or () if name not in (files or ())]
 
 
 def file_state(file: Path) -> list[int]:

@@ -29,7 +29,7 @@ from support.errors import UserError
 from support.files import check_place
 from support.user_code import is_own_network, load
 from training import checkpoint
-from training.checkpoint_content import Checkpoint
+from training.checkpoint_content import Checkpoint, naming_flag
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
 from training.data_flags import choose_classes, choose_layout, choose_values, warn_of_other_names
 from training.plan import Plan
@@ -221,18 +221,21 @@ def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:
     if cfg.freeze_backbone and cfg.pretrained == "none":
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
 
+    naming = naming_flag("--pretrained", Path(cfg.pretrained), "name a FILE, imagenet or none")
+    read_file = naming(checkpoint.read)
+
     def read() -> StartWeights:
         if is_own_network(cfg.model_type):
             if cfg.pretrained in (*OF_TORCHVISION, "none"):  # by default; the network's function may load weights
                 return StartWeights("none", {})
-            weights = pretrained.weights_in(checkpoint.read(Path(cfg.pretrained)))
+            weights = pretrained.weights_in(read_file(Path(cfg.pretrained)))
             return StartWeights(cfg.pretrained, {in_own_network(name): value for name, value in weights.items()})
         if cfg.backbone == models.RESNET:
-            return pretrained.read_start_weights(cfg.pretrained, cfg.layers, checkpoint.read)
+            return pretrained.read_start_weights(cfg.pretrained, cfg.layers, read_file)
         from models.timm_weights import read_timm_weights  # imported here, as timm is an extra
 
         backbone = models.build(cfg.model_type, **cfg.architecture).backbone
-        return read_timm_weights(backbone, cfg.pretrained, checkpoint.read)
+        return read_timm_weights(backbone, cfg.pretrained, read_file)
 
     return group.run_on_rank_0(read, f"loading --pretrained {cfg.pretrained}")
 
