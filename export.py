@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 import torch
 
+import models
 from data.images.reader import ImageReader
 from data.overlays import to_hex
 from distributed.device import find_device
@@ -95,6 +96,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
     """Return the metadata to store in the file, {key: JSON text}. min_size: smallest side of an image."""
     cfg = trained.cfg
     classes = trained.classes
+    backbone = None if cfg.network == "own" else cfg.backbone  # which says nothing about the user's own code
     values = {
         "segtrain_format": FORMAT,
         "outputs": outputs,
@@ -105,7 +107,8 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
         "weights": trained.resolve_weights(flags.weights),
         "step": trained.file.step,
         "model_type": cfg.model_type,
-        "layers": cfg.layers,
+        "backbone": backbone,
+        "layers": cfg.layers if backbone == models.RESNET else None,
         BACKGROUND: cfg.background,
         LONG_SIDE: cfg.long_side,
         READING: cfg.reading,

@@ -99,11 +99,13 @@ def plan(flags: PredictFlags, outputs: Outputs, settings: dict) -> tuple[dict[st
     UserError if the folder has predictions with other settings.
     """
     base, inputs, others = find_inputs(flags.input, outputs.folder)
-    outputs.claim({"input": str(base.resolve()), **settings}, inputs, overwrite=flags.overwrite)
+    old = outputs.claim({"input": str(base.resolve()), **settings}, inputs, overwrite=flags.overwrite)
     pending = {name for name in inputs if not outputs.is_done(name)}
     counts = [f"{len(pending)} to predict"]
     if len(pending) < len(inputs):
         counts.append(f"{len(inputs) - len(pending)} done before (--overwrite predicts them again)")
+    if old:
+        counts.append(f"{len(old)} mask(s) of other inputs stay, such as {old[0]}")
     if others:
         counts.append(f"{len(others)} file(s) of other kinds skipped{film_hint(others)}")
     what = flags.input[0] if len(flags.input) == 1 else f"{len(flags.input)} inputs in {base}"

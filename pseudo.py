@@ -29,6 +29,7 @@ from support.errors import UserError
 from support.files import check_file, write_atomic
 from support.results import reserve
 from training.data import find_files, prepare_demo_data
+from training.data_flags import warn_of_other_names
 
 log = logging.getLogger("segtrain")
 
@@ -63,6 +64,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         )
     settings = trained.settings(flags) | {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.architecture
     prepare_demo_data(cfg, group)
+    remedy = "use a model that was trained on them: the pseudo-labels get the model's class numbers"
+    warn_of_other_names(cfg, classes, trained.file.config or {}, remedy)
     split, folder = flags.split or cfg.train_split, Path(flags.output)
     dataset = label_folder.find_scribbles(cfg, split, flags.train_path)
     if cfg.dataset == "Folder":  # its labels are in a folder for the split, such as OUTPUT/train

@@ -98,7 +98,7 @@ def read_label_map(chosen: str, num_classes: int | None = None, text: str | None
         raise UserError(f"--label_map {chosen}: gives no class, so that nothing is labelled: add a line 'VALUE CLASS'")
     if num_classes is not None and needed > num_classes:
         problem = f"gives classes up to {needed - 1}, but --numclasses is {num_classes}"
-        raise UserError(f"--label_map {chosen}: {problem}: use --numclasses {needed}")
+        raise UserError(f"--label_map {chosen}: {problem}: change the map, or train with --numclasses {needed}")
     return label_map
 
 

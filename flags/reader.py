@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from flags.declare import Flag, flags_of
 from flags.other_trainers import changes_nothing, other_names
 from support.errors import UserError
-from support.shell import PACKAGE, document, python_command
+from support.shell import PACKAGE, document, located, python_command
 from support.yaml_file import read_yaml
 
 # Other trainers have names that reach 0.80 with flags that mean something else (freeze -> freeze_bn); tools have none.
@@ -159,7 +159,7 @@ class FlagReader:
 
     def _parser(self) -> argparse.ArgumentParser:
         """Return an ArgumentParser of all flags, whose values remain text (bool for switches)."""
-        start = f"python {self.program}".replace("-m ", f"-m {PACKAGE}." if PACKAGE else "-m ")
+        start = " ".join(["python", *(located(*self.program.split()) if PACKAGE else [self.program])])
         words = [item.name if item.default is None else f"[{item.name}]" for item in self.arguments]
         config = ["[--config FILE [--stage NAME]]"] if self.has_config else []
         listed = [f"  {item.name.upper():9} {item.help}" for item in self.arguments]

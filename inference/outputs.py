@@ -47,17 +47,19 @@ class Outputs:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=error[0] not in (None, Stopped))  # after a signal, write what is predicted
 
-    def claim(self, settings: dict, images: dict[str, Path], *, overwrite: bool) -> None:
+    def claim(self, settings: dict, images: dict[str, Path], *, overwrite: bool) -> list[Path]:
         """Write predictions.json, or check that its settings are these, as support.results.reserve(). Only for rank 0.
 
-        images: {name: file} of all inputs; the predictions of a file that has changed are removed.
+        images: {name: file} of all inputs; the predictions of a file that has changed are removed. Returns the masks of
+        other inputs that an earlier start wrote: an image is gone, or has another name since a.jpg is beside a.png.
         """
         overlays = {"background": self.background} if self.overlays else False
         settings = settings | {"overlay": overlays, "probs": self.probs}
         states = {name: file_state(file) for name, file in images.items()}
         options: dict = {"flag": "--output", "overwrite": overwrite, "files": states}
         options["paths"] = lambda name: [self.path(kind, name) for kind in SUFFIXES]
-        reserve(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", **options)
+        others = reserve(self.folder / OUTPUT_NOTE, settings, RESULTS, "predict.py", **options)
+        return [mask for mask in (self.path("masks", name) for name in others) if mask.is_file()]
 
     def path(self, kind: str, name: str) -> Path:
         """Return the path of a file. kind: masks, overlays or probs."""

@@ -36,6 +36,7 @@ from support.files import sha256
 from support.user_code import is_code
 from support.user_code import load as load_code
 from training import checkpoint
+from training.checkpoint_content import naming_flag
 from training.record.log import start_logging
 
 log = logging.getLogger("segtrain")
@@ -101,7 +102,8 @@ class TrainedModel:
             raise UserError("--checkpoint is not set: name the FILE of a run, such as log/NAME/best.pt")
         overrides = overrides or {}
         self.path = Path(path)
-        self.file = checkpoint.read_model(self.path)
+        with naming_flag("--checkpoint", self.path, "name the FILE of a run, such as log/NAME/best.pt"):
+            self.file = checkpoint.read_model(self.path)
         saved = self.file.config
         if saved is None:
             if "numclasses" not in overrides:

@@ -22,6 +22,8 @@ NO_FOLDER = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".npy", 
 NO_FOLDER |= {".pt", ".pth", ".ckpt", ".onnx", ".engine", ".yaml"}
 # Folders of a data set, if another one is beside them: what is written there would be read as an image or a mask.
 DATA_FOLDERS = {"images", "masks", "JPEGImages", "SegmentationClass", "SegmentationClassAug"}
+NUMBERS = ("step", "epoch", "loss", "lr", "miou", "pixel_acc", "images_per_s")  # of a line of metrics.jsonl
+LARGEST = 1e300  # of a number there: an integer of JSON may have more digits than a float can hold
 SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary file of writing()
 
 
@@ -72,7 +74,8 @@ def write_errors(path: Path) -> Iterator[None]:
 def json_lines(path: Path) -> list[dict | None]:
     """Return the lines of a metrics.jsonl as objects, None for a damaged line. NaN becomes None: JSON has none.
 
-    An object has a "kind", a str, and a "step", an int. Return [] without a file.
+    An object has a "kind", a str, and a "step", an int. Values that programs read have the types of a run's, or are
+    None. Return [] without a file.
     """
     lines = path.read_bytes().decode("utf-8", "replace").split("\n") if path.is_file() else []
     return [_json_object(text) for text in lines if text]
@@ -81,8 +84,11 @@ def json_lines(path: Path) -> list[dict | None]:
 def _json_object(text: str) -> dict | None:
     try:
         line = json.loads(text, parse_constant=lambda _: None)
-        whole = isinstance(line["kind"], str) and type(line["step"]) is int
-    except (ValueError, TypeError, KeyError, RecursionError):
+        iou, share, losses = (line.get(name) or () for name in ("iou", "share", "losses"))
+        values = [*iou, *share, *(losses and losses.values()), *map(line.get, NUMBERS)]
+        whole = isinstance(line["kind"], str) and type(line["step"]) is int and len(share) in (0, len(iou))
+        whole &= all(value is None or (type(value) in (int, float) and abs(value) < LARGEST) for value in values)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return line if whole else None
 

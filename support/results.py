@@ -21,7 +21,8 @@ def reserve(
     overwrite: bool | None = None,
     files: dict | None = None,
     paths: Callable[[str], list[Path]] = lambda name: [],
-) -> None:
+    remedy: str = "",
+) -> list[str]:
     """Write `settings` to the file `note` of a program's output folder, or check that the file has the same settings.
 
     Each result that is then in the folder is whole and made with these settings, so the program can keep it. Files that
@@ -29,6 +30,8 @@ def reserve(
     overwrite: whether to remove all results first; None if the program has no such flag.
     files: {name: state of its input, such as size and time} of all results to make, which `note` also keeps. Results
     whose state has changed are removed. paths: maps a name to the paths of its results; nothing else is removed.
+    remedy: what else to do if the folder has other results, from ", or" on.
+    Returns the names that `note` has besides `files`: of inputs of an earlier start, whose results stay.
     Raises UserError, naming `flag`, if the folder cannot be written, is in one of the inputs, or has results of other
     settings (without overwrite) or of another program.
     """
@@ -41,12 +44,13 @@ def reserve(
     known = saved.pop("files", None)  # earlier versions saved none
     present = sorted(path for pattern in results for path in folder.glob(pattern) if path.is_file())
     if present and not note.is_file():
-        raise UserError(f"{flag} {folder}: has {present[0]}, which {program} did not write: name another folder")
+        problem = f"has {present[0]}, which {program} did not write"
+        raise UserError(f"{flag} {folder}: {problem}: name another folder{remedy}")
     differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
     if differ and present and not overwrite:
         raise UserError(
             f"{flag} {folder}: has results made with other settings ({', '.join(differ)}), see {note}: name another "
-            f"folder{'' if overwrite is None else ', or replace them with --overwrite'}"
+            f"folder{'' if overwrite is None else ', or replace them with --overwrite'}{remedy}"
         )
     remove_scratch(Path(place, name) for place, _, names in os.walk(folder) for name in names)
     stale = [name for name in files or () if known is None or known.get(name, files[name]) != files[name]]
@@ -61,6 +65,7 @@ def reserve(
         for path in (path for name in stale for path in paths(name)):
             path.unlink(missing_ok=True)
         write_atomic(note, json.dumps(settings, indent=1))
+    return [name for name in settings.get("files") or () if name not in (files or ())]
 
 
 def file_state(file: Path) -> list[int]:

@@ -59,7 +59,7 @@ def located(*words: object) -> list[str]:
     program, *rest = given = list(map(str, words))
     stem = rest[0].replace(".", "/") if program == "-m" else program.removesuffix(".py")
     file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if (REPO / name).is_file()), "")
-    if not file or (Path.cwd() == REPO and not PACKAGE):
+    if not file or (not PACKAGE and Path.cwd() == REPO):
         return given
     start = ["-m", f"{PACKAGE}.{stem.replace('/', '.')}"] if PACKAGE else [str(REPO / file)]
     return start + rest[program == "-m" :]

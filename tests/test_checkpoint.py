@@ -280,7 +280,9 @@ def test_going_on_with_data_of_other_class_names_is_said(demo_run, demo_root, tm
     lines = capsys.readouterr().out.splitlines()
     said = [line for line in lines if "has other class names than the checkpoint" in line]
     assert len(said) == (names not in (None, first.read_text()))
-    assert all(f"add --classes {data / 'classes.txt'}" in line for line in said)
+    # A file of 2 names cannot name the model's 5 classes.
+    assert all((f"add --classes {data / 'classes.txt'}" in line) == (names != "a\nb") for line in said)
+    assert all("use --pretrained instead of --resume" in line for line in said)
 
 
 @pytest.mark.parametrize(("num_ranks", "expected"), [(3, [1.0, 2.0, 3.0]), (2, [2.0, 2.0, 2.0])])

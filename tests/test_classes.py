@@ -134,7 +134,7 @@ def test_lines_of_a_file(tmp_path):
         ("2147483648 0", "a value is -2147483648 to 2147483647"),
         ("-9-70000 0", "a range goes up, by less than 65536"),
         ("1 0\n0-5 1", "line 2: '0-5 1': lists a value that an earlier line lists"),
-        ("1 9", "gives classes up to 9, but --numclasses is 5: use --numclasses 10"),
+        ("1 9", "gives classes up to 9, but --numclasses is 5: change the map, or train with --numclasses 10"),
         (None, r"map\.txt: No such file or directory; give a FILE, or one of ade20k, binary, cityscapes, cocostuff"),
     ],
 )

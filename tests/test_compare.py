@@ -103,6 +103,28 @@ def test_runs_that_did_not_end(tmp_path, capsys):
     assert "--zero1" not in runs["old"]  # a flag that is gone
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"iou": 5},
+        {"iou": {"a": 1}},
+        {"iou": ["a", "b"]},
+        {"iou": [0.9, 0.9], "share": [1]},
+        {"iou": [0.9, 0.9], "share": 0.5},
+        {"miou": 10**400},
+        {"miou": True},
+        {"step": 10**400},
+        {"losses": [1]},
+        {"epoch": "x"},
+    ],
+)
+def test_a_line_with_a_value_of_a_wrong_type_is_damaged(tmp_path, capsys, values):
+    wrong = {"kind": "val", "epoch": 1, "step": 60, "miou": 0.9, "iou": [0.9, 0.9]} | values
+    write_run(tmp_path / "a", [*lines_of(0.2), wrong])
+    [row] = compare(capsys, tmp_path / "a")[0]
+    assert (row["mIoU"], row["at step"]) == ("20.00", "10")
+
+
 def test_page_has_all_curves_and_hostile_names_stay_names(tmp_path, monkeypatch):
     monkeypatch.setattr(compare_page, "MAX_POINTS", 5)
     write_run(tmp_path / (hostile := "<img src=x>$title&"), lines_of(0.2, 0.3, 0.4))

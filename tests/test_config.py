@@ -10,11 +10,15 @@ import pytest
 import yaml
 from conftest import REPO, refused
 
+import flags.reader
 from flags import DEMO_CONFIG, FLAGS, READER, Config, as_dict, as_words, changes, check_flags, dump, parse_flags
 from flags.declare import per_rank
 from flags.loss_weights import LOSSES
-from flags.programs import EVALUATE, EXPORT, PREDICT
+from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
+from flags.reader import FlagReader
+from support import shell
 from support.errors import UserError
+from tools.compare.__main__ import CompareFlags
 
 DATA = ["--dataset_path", "somewhere"]
 READERS = {"train": READER, "evaluate": EVALUATE, "predict": PREDICT, "export": EXPORT}
@@ -296,6 +300,17 @@ def test_paths_and_places_may_differ_between_ranks():
     expected = "dataset_path logdir classes label_map resume workers device distributed dist_url world_size rank"
     assert per_rank(parse_flags(DATA)) >= {*expected.split(), "local_rank", "notes", "given"}
     assert not per_rank(parse_flags(DATA)) & {"lr", "seed", "batchsize", "dataset"}
+
+
+@pytest.mark.parametrize(("package", "start"), [("segtrain", "-m segtrain."), ("", "")])
+def test_usage_is_a_command_that_starts_the_program(monkeypatch, package, start):
+    """An installed package has no predict.py in the current folder."""
+    monkeypatch.setattr(shell, "PACKAGE", package)
+    monkeypatch.setattr(flags.reader, "PACKAGE", package)
+    for name, reader in (READERS | {"pseudo": PSEUDO}).items():
+        assert reader._parser().format_usage().startswith(f"usage: python {start}{name}{'' if package else '.py'} [")
+    usage = FlagReader(CompareFlags, "-m tools.compare", "")._parser().format_usage()
+    assert usage.startswith(f"usage: python -m {package and 'segtrain.'}tools.compare RUNS [")
 
 
 @pytest.mark.parametrize("program", READERS)

@@ -1,6 +1,7 @@
 """What python -m tools.convert does to OUT: nothing is overwritten, and an interrupted start goes on."""
 
 import os
+import shlex
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +18,7 @@ from data.classes import read_classes
 from support.errors import UserError
 from tools.convert import output
 from tools.convert.__main__ import main
+from tools.split import main as split_main
 
 
 @pytest.fixture
@@ -124,6 +126,33 @@ def test_splits_share_a_folder(tmp_path, capsys):
     val.write_text(val.read_text().replace('"cat"', '"bird"'))
     with pytest.raises(UserError, match="lists other classes than this export"):
         convert("coco", val, tmp_path / "out", "--split", "test")
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_remedy_for_a_second_export_works(tmp_path, others):
+    """With other classes, in another order, or with the same ones: OUT gets all images, and tools.split reads them."""
+    one, two = (pictures[:2] for pictures in (draw_pictures(2, kinds="polygon"), draw_pictures(2, seed=1, kinds="box")))
+    annotated.write_labelme(tmp_path / "labelme", one)
+    file = annotated.write_coco(tmp_path / "my coco", two)
+    if others:
+        file.write_text(file.read_text().replace('"cat"', '"zebra"'))
+    out, words = tmp_path / "out", []
+    convert("labelme", tmp_path / "labelme", out)
+    said = []
+    while len(said) < 3:  # the message on the classes, and then that on the settings, if its remedy fails
+        try:
+            convert("coco", tmp_path / "my coco", out, *words)
+            break
+        except UserError as error:
+            said.append(str(error))
+            words = shlex.split(said[-1].rpartition(" by ")[2])
+    assert len(said) == 1
+    assert words[-2:] == ["--split", "my coco"]
+    assert (words[:2] == ["--classes", str(out / "classes.txt")]) == others
+    assert len(list((out / "masks").rglob("*.png"))) == 4
+    split_main([str(out), "--val", "0.5"])
+    names = (out / "train.txt").read_text().splitlines() + (out / "val.txt").read_text().splitlines()
+    assert sorted(names) == ["my coco/picture_0", "my coco/picture_1", "picture_0", "picture_1"]
 
 
 @pytest.mark.parametrize("inner", [".", "annotations"])

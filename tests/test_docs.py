@@ -119,6 +119,7 @@ def draw_exports(root: Path) -> None:
     photos = [picture._replace(name=f"photo_{number:03d}") for number, picture in enumerate(pictures)]
     annotated.write_labelme(root / "labelme_photos", photos)
     (root / "exports").mkdir()
+    (root / "project.txt").write_text("\n".join(["background", *annotated.CLASSES]))
     for kind in ("labelme", "coco", "yolo", "cvat"):
         getattr(annotated, f"write_{kind}")(root / "exports" / kind, pictures)
     annotated.write_colours(root / "exports/colours", pictures, drawn)

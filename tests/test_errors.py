@@ -54,10 +54,15 @@ def nothing(data: Path) -> None:
         ),
         (nothing, "--resume classes.txt", "classes.txt: not an intact checkpoint"),
         (nothing, "--resume nowhere.pt", "--resume nowhere.pt: no such file"),
-        (nothing, "--pretrained classes.txt", "classes.txt: not an intact checkpoint"),
+        (nothing, "--pretrained classes.txt", "--pretrained classes.txt: not an intact checkpoint"),
         # A name of more than 255 bytes, a loop of links, a file where a folder should be, a null character.
         (nothing, f"--resume {'x' * 300}", f"{'x' * 40}: File name too long: check the path"),
-        (lambda data: (data / "a").symlink_to("a"), "--pretrained a", "a: cannot be read (Too many levels of symbolic"),
+        (nothing, "--pretrained imagnet", "directory): name a FILE, imagenet or none"),
+        (
+            lambda data: (data / "a").symlink_to("a"),
+            "--pretrained a",
+            "--pretrained a: cannot be read (Too many levels",
+        ),
         (write("c.yaml", 'list_path: "a\\0b"\n'), "--config c.yaml", "has a null character, which no path has"),
         (write("a", ""), "--name a --logdir .", "--logdir/--name a: is a file: name a folder"),
         (nothing, "--logdir JPEGImages", "which programs read as input"),

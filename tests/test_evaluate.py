@@ -104,6 +104,62 @@ def test_report_of_the_run_is_that_of_its_best_checkpoint(run, tmp_path):
         assert page_of(tmp_path / name / "index.html") == page
 
 
+SAID = "if its classes are the model's, add --classes {file}; if not, add a --label_map FILE"
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "said"),
+    [
+        ("a\nb\nc\nd\ne", [], SAID),
+        ("car\nroad\ntree\nsky\nground", [], SAID),
+        ("a\nb", [], "whose names stay in use: add a --label_map FILE"),
+        ("a\nb\nc\nd\ne", ["--label_map", "map.txt"], ""),
+        ("a\nb\nc\nd\ne", ["--classes", "data/classes.txt"], ""),
+        ("only", [], ""),
+        (None, [], ""),
+    ],
+)
+def test_data_of_other_class_names_are_said(run, demo_root, tmp_path, monkeypatch, capsys, names, more, said):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo_root, "data")
+    Path("map.txt").write_text("".join(f"{number} {number}\n" for number in range(5)))
+    if names:
+        Path("data/classes.txt").write_text(names)
+    score(run / "last.pt", tmp_path, "--dataset_path", "data", *more)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "other class names than the checkpoint" in line]
+    assert len(lines) == bool(said)
+    assert all(said.format(file="data/classes.txt") in line for line in lines)
+
+
+def test_a_label_above_the_classes_has_a_remedy_that_works(run, demo_root, tmp_path, monkeypatch):
+    """A checkpoint has a fixed number of classes, so raising --numclasses would only fail later."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo_root, "data")
+    path = min(Path("data/SegmentationClassAug").glob("*8.png"))
+    label = np.array(Image.open(path))
+    label[:3, :4] = 5
+    Image.fromarray(label).save(path)
+    words = ["--dataset_path", "data"]
+    with refused(f"{path}: label 5 in 12 pixel(s): with --numclasses 5 labels are 0..4") as error:
+        score(run / "last.pt", tmp_path, *words)
+    assert "change its values by a --label_map FILE, or train a model with a higher --numclasses" in str(error.value)
+    assert "raise --numclasses" not in str(error.value)
+    Path("map.txt").write_text("".join(f"{number} {number}\n" for number in range(5)) + "5 255\n")
+    assert score(run / "last.pt", tmp_path, *words, "--label_map", "map.txt")["pixels"] == 3 * 120 * 160 - 12
+
+
+def test_a_file_of_names_that_changed_since_the_training_is_said(run, demo_root, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo_root, "data")
+    content = torch.load(run / "last.pt", weights_only=True)
+    content["config"] |= {"dataset_path": "data", "classes": "data/classes.txt"}
+    content["texts"] = content["texts"] | {"classes": "a\nb\nc\nd\ne"}
+    torch.save(content, "changed.pt")
+    Path("data/classes.txt").write_text("a\nb\nc\ne\nd")
+    score(Path("changed.pt"), tmp_path)
+    assert "data/classes.txt: has other class names than the checkpoint" in capsys.readouterr().out
+
+
 def test_released_weights_are_scored_with_the_flags_of_their_model(run, demo_root, tmp_path):
     content = torch.load(run / "last.pt", weights_only=True)
     weights = {f"module.{name}": value for name, value in content["model"].items()}

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import sys
+from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
@@ -23,6 +24,7 @@ from inference.exporting import graph
 from inference.exporting.check import compare_outputs
 from inference.exporting.onnx import KEYS, OnnxModel, write_onnx
 from inference.predictor import Predictor
+from inference.trained import TrainedModel
 from support.errors import UserError
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
@@ -106,6 +108,20 @@ def test_onnx_file_says_what_it_is(onnx_file, run_folder):
     assert {name: model.metadata[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "backbone", "layers"),
+    [
+        ({}, "resnet", 18),
+        ({"backbone": "timm:convnext_atto"}, "timm:convnext_atto", None),
+        ({"model_type": "mine.py:Net"}, None, None),
+    ],
+)
+def test_metadata_names_the_network(run_folder, flags, backbone, layers):
+    """--layers has a default, which says nothing about other networks than a ResNet."""
+    about = export.describe(TrainedModel(run_folder / "best.pt", flags), Namespace(weights="auto"), ["labels"], 1)
+    assert (json.loads(about["backbone"]), json.loads(about["layers"])) == (backbone, layers)
+
+
 def test_onnx_file_runs_without_this_repository(onnx_file):
     import onnx
     import onnxruntime
@@ -117,7 +133,7 @@ def test_onnx_file_runs_without_this_repository(onnx_file):
         ("probs", "tensor(float)", ["batch", 5, "height", "width"]),
     ]
     content = session.get_modelmeta().custom_metadata_map
-    assert set(content) == {*KEYS, "min_size", "long_side", "reading", "background"}
+    assert set(content) == {*KEYS, "min_size", "long_side", "reading", "background", "backbone"}
     assert json.loads(content["colours"])[3] == "#ff0000"
     proto = onnx.load(onnx_file)
     assert [item.version for item in proto.opset_import] == [20]
@@ -318,28 +334,31 @@ def test_onnx_file_that_is_not_whole_of_others_or_of_later_is_refused(onnx_file,
     import onnx
 
     path, whole = tmp_path / "other.onnx", onnx_file.read_bytes()
-    with pytest.raises(UserError, match=r"other\.onnx: no such file"):
+    with pytest.raises(UserError, match=r"--model .*other\.onnx: no such file: name an ONNX FILE that export"):
         OnnxModel(path, CPU)
     for content in (b"", b"not a model", whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"other\.onnx: (ONNX Runtime .* cannot load it|not a file that)"):
+        with pytest.raises(UserError, match=r"--model .*other\.onnx: (ONNX Runtime .* cannot load it|not a file that)"):
             OnnxModel(path, CPU)
     proto = onnx.load(onnx_file)
     content = {item.key: item.value for item in proto.metadata_props}
     onnx.helper.set_model_props(proto, content | {"segtrain_format": "99"})
     onnx.save(proto, path)
-    with pytest.raises(UserError, match=r"other\.onnx: written by a later version of segtrain \(format 99\)"):
+    with pytest.raises(UserError, match=r"--model .*other\.onnx: written by a later version of segtrain \(format 99\)"):
         OnnxModel(path, CPU)
+    onnx.helper.set_model_props(proto, {key: content[key] for key in KEYS})  # as an earlier version did
+    onnx.save(proto, path)
+    assert OnnxModel(path, CPU).num_classes == 5
     del proto.metadata_props[:]
     onnx.save(proto, path)
-    with pytest.raises(UserError, match=r"other\.onnx: not a file that export\.py wrote"):
+    with pytest.raises(UserError, match=r"--model .*other\.onnx: not a file that export\.py wrote"):
         OnnxModel(path, CPU)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--checkpoint", "nowhere.pt"], "nowhere.pt: cannot be read"),
+        (["--checkpoint", "nowhere.pt"], "--checkpoint nowhere.pt: cannot be read .*: name the FILE of a run"),
         (["--numclasses", "6"], "--numclasses 6 are missing"),
         (["--amp", "bf16"], "--amp: exported models compute in float32"),
         (["--opset", "17"], "--opset 17: must be at least 18"),
@@ -353,16 +372,48 @@ def test_wrong_flags_are_named(words, said, run_folder, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_snippets_of_the_documentation_run(run_folder, onnx_file, tmp_path, monkeypatch):
+def snippets() -> list[str]:
     text = (REPO / "docs/evaluation.md").read_text(encoding="utf-8")
-    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(snippets) == 2
+    found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(found) == 2
+    return found
+
+
+@pytest.mark.parametrize(("size", "orientation"), [((50, 67), 6), ((300, 420), 1), ((3, 400), 1), ((40, 30), 1)])
+def test_the_snippet_without_this_repository_predicts_as_predict_does(
+    onnx_file, tmp_path, monkeypatch, size, orientation
+):
+    """A photo that EXIF turns, a large one, one of which a side would become 0 pixels, and one to be enlarged."""
+    import onnx
+
+    folder, name = tmp_path / "dataset/demo/JPEGImages", "log/demo/best.onnx"
+    folder.mkdir(parents=True)
+    (tmp_path / "log/demo").mkdir(parents=True)
+    proto = onnx.load(onnx_file)
+    del proto.graph.output[1:]  # without scores, predict.py resizes the mask, too
+    content = {item.key: item.value for item in proto.metadata_props}
+    onnx.helper.set_model_props(proto, content | {"outputs": '["labels"]', "long_side": "64"})
+    onnx.save(proto, tmp_path / name)
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(pictures(1, *size)[0].numpy()).save(folder / "demo_0096.jpg", exif=exif)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(snippets()[1], names)
+    assert predict.main(["--model", name, "--input", str(folder), "--workers", "0", "--device", "cpu"]) == 0
+    expected = np.array(Image.open("predictions/masks/demo_0096.png"))
+    assert expected.shape == (size[::-1] if orientation > 4 else size)
+    assert np.array(names["mask"]).shape == expected.shape
+    assert (np.array(names["mask"]) == expected).mean() > 0.99
+
+
+def test_snippets_of_the_documentation_run(run_folder, onnx_file, tmp_path, monkeypatch):
     (tmp_path / "log").mkdir()
     (tmp_path / "log/demo").symlink_to(run_folder)
     (tmp_path / "dataset/demo/JPEGImages").mkdir(parents=True)
     Image.fromarray(pictures(1, 50, 67)[0].numpy()).save(tmp_path / "dataset/demo/JPEGImages/demo_0096.jpg")
     monkeypatch.chdir(tmp_path)
-    for snippet in snippets:
+    for snippet in snippets():
         names: dict = {}
         exec(snippet, names)
         label = names["result"].mask if "result" in names else names["label"]

@@ -246,6 +246,34 @@ def test_an_input_that_changed_is_predicted_again(checkpoint, tmp_path, capsys):
     assert "2 to predict" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "stays"),
+    [
+        ("a.png", "a.png a.jpg", "a"),  # then named a.png and a.jpg
+        ("a.png a.jpg", "a.png", "a.jpg"),
+        ("a.png b.png", "b.png", "a"),
+        ("a.png", "a.png b.png", ""),
+    ],
+)
+def test_masks_of_inputs_that_are_gone_or_have_another_name_are_said(checkpoint, tmp_path, capsys, first, then, stays):
+    given, out = folder_of(tmp_path, 0), tmp_path / "out"
+    for names in (first, then):
+        for path in given.iterdir():
+            path.unlink()
+        for name in names.split():
+            photo().save(given / name)
+        capsys.readouterr()
+        assert run(checkpoint, given, out) == 0
+    said = capsys.readouterr().out
+    assert ("of other inputs stay" in said) == bool(stays)
+    if stays:
+        assert f"mask(s) of other inputs stay, such as {out / 'masks' / stays}.png" in said
+        assert (out / f"masks/{stays}.png").is_file()
+    assert run(checkpoint, given, out, "--overwrite") == 0  # removes them
+    assert "of other inputs stay" not in capsys.readouterr().out
+    assert len(list((out / "masks").iterdir())) == len(then.split())
+
+
 def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
     words = using(checkpoint, "--input", faulty, "--output")
     (_, said, _), (_, other, _) = finish(start_group(2, [*words, "two"], tmp_path, "predict.py"), status=1)
@@ -275,7 +303,12 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
     [
         ([], "--input is not set"),
         (["--input", "x.jpg"], "--input x.jpg: no such file"),
-        (["--input", ".", "--checkpoint", "nowhere.pt"], "nowhere.pt: cannot be read"),
+        (
+            ["--input", ".", "--checkpoint", "nowhere.pt"],
+            "nowhere.pt: cannot be read (No such file or directory): name the",
+        ),
+        (["--input", ".", "--checkpoint", "data"], "--checkpoint data: not a file: name the FILE of a run"),
+        (["--input", ".", "--checkpoint", "a.png"], "--checkpoint a.png: not an intact checkpoint"),
         (["--input", ".", "--weights", "ema"], "has no average of weights"),
         (["--input", ".", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
         (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),

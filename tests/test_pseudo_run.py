@@ -123,6 +123,14 @@ def test_stopped_and_started_again_ends_with_the_same_files(words, tmp_path, num
     assert contents(out) == contents(tmp_path / "whole")
 
 
+def test_data_of_other_class_names_are_said(words, root, tmp_path, capsys):
+    (root / "classes.txt").write_text("a\nb\nc\nd\ne")
+    assert run(words, tmp_path / "pseudo") == 0
+    said = capsys.readouterr().out
+    assert f"{root / 'classes.txt'}: has other class names than the checkpoint" in said
+    assert "use a model that was trained on them: the pseudo-labels get the model's class numbers" in said
+
+
 def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path):
     out = tmp_path / "pseudo"
     path, image = root / "pascal_2012_scribble/demo_0003.png", next((root / "JPEGImages").glob("demo_0003.*"))

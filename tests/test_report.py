@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from data.classes import voc_colours
 from data.images import label_png
 from data.overlays import contours
 from inference.evaluation import Evaluation
-from inference.report import MAX_POINTS, page, with_new_curves
+from inference.report import MAX_POINTS, TEMPLATE, page, with_new_curves
 from support.errors import UserError
 from support.files import write_atomic
 from training.scores import class_counts, confusion_matrix
@@ -170,6 +171,11 @@ def test_pictures_of_an_example(tmp_path):
     assert shrunk["size"] == [640, 320]  # 1600 x 800 by 640 / 1600, without new classes
     assert {pixels(url).shape for url in (shrunk["input"], *shrunk["label"], shrunk["errors"])} == {(320, 640, 3)}
     assert set(map(tuple, pixels(shrunk["label"][0]).reshape(-1, 3))) == set(map(tuple, colours[[0, 1, 255]]))
+
+
+def test_no_text_gives_a_number_the_wrong_ending():
+    """Every 2th line: the number is known only in the browser."""
+    assert not re.search(r"\$\{\w+\}(st|nd|rd|th)\b", TEMPLATE.read_text("utf-8"))
 
 
 def test_curves_are_thinned_out_damaged_lines_skipped_and_new_ones_added(tmp_path):

@@ -1,6 +1,7 @@
 """python -m tools.split: classes are balanced, groups stay together, and the same seed gives the same lists."""
 
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -68,17 +69,34 @@ def test_masks_of_0_and_255_are_divided_as_those_of_0_and_1(tmp_path):
     assert sum(has_object[int(name)] for name in lists(tmp_path / "white")[1]) == 1  # a fifth of 6
 
 
-def test_films_in_the_names_are_said(tmp_path, capsys):
-    names = [f"film_{letter}_{number:02d}" for letter in "ab" for number in range(8)]
+@pytest.mark.parametrize(
+    ("form", "film", "beginning"),
+    [
+        ("film_{film}_{number:02d}", "film_.", "film_a"),
+        ("{export}/000{film}TP_00{number:02d}", "/000.", "000aTP"),  # a film has frames in both exports
+        ("{export}/{film}1_{number:02d}", "/.1", "a1"),
+        ("{film}/{number:02d}", "./", "a"),  # folders are films, and files have numbers only
+        ("{film}/frame_{number:02d}", "./", "a/frame"),
+        (
+            "{film}/{export}_{frame:02d}",
+            "./[a-z]+",
+            "a/coco",
+        ),  # two cameras, whose files have the same names in each film
+    ],
+)
+def test_films_in_the_names_are_said(tmp_path, capsys, form, film, beginning):
+    values = [(letter, number, ("coco", "labelme")[number % 2]) for letter in "ab" for number in range(8)]
+    names = [form.format(film=a, number=n, export=export, frame=n // 2) for a, n, export in values]
     root = draw(tmp_path / "films", np.ones((16, 2), bool), names)
     main([str(root)])
     said = capsys.readouterr().out
-    assert "names have 2 beginnings, such as 'film_a': if each is a film" in said
+    assert f" beginnings, such as {beginning!r}: if each is a film" in said
     pattern = shlex.split(said.partition("add --group ")[2].splitlines()[0])[0]
     for name in ("train", "val"):
         (root / f"{name}.txt").unlink()
     main([str(root), "--val", "0.5", "--group", pattern])
-    assert {name[:6] for name in lists(root)[0]}.isdisjoint({name[:6] for name in lists(root)[1]})
+    train, val = ({re.search(film, name)[0] for name in part} for part in lists(root))
+    assert train.isdisjoint(val)
     capsys.readouterr()
     main([str(draw(tmp_path / "photos", np.ones((4, 2), bool)))])
     assert "beginnings" not in capsys.readouterr().out

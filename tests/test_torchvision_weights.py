@@ -15,7 +15,8 @@ from flags import parse_flags
 from inference.trained import TrainedModel
 from models.pretrained import StartWeights, load_start_weights
 from support.errors import UserError
-from training.settle import read_start_weights, settle_stride
+from training.settle import settle_stride
+from training.start_weights import read_start_weights
 from utils import get_model
 
 pytestmark = pytest.mark.full_size

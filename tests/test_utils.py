@@ -24,7 +24,7 @@ from losses.criterion import Criterion
 from support.batch import Batch
 from support.errors import UserError
 from training.data import DEMO_ROOT, prepare_demo_data
-from training.settle import read_start_weights
+from training.start_weights import read_start_weights
 
 CPU = torch.device("cpu")
 

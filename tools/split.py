@@ -32,7 +32,8 @@ from support.progress import progress_bar
 from support.terminal import say
 
 PARTS = ("train", "val")
-NUMBER = r"[\W_]*\d+\D*$"  # the last number of a name; what is before it may name a film
+NUMBER = r"([\W_]*\d+\D*)?$"  # the last number of a name, if it has one; what is before it may name a film
+FILE, PATH = rf"([^/]*?){NUMBER}", rf"^(.*?){NUMBER}"  # --group by the beginnings of file names, or with their folders
 FRAMES = 4  # images of a film, at least, on average
 
 
@@ -101,6 +102,18 @@ def group_names(names: list[str], pattern: str) -> list[str]:
     return [match[1 if compiled.groups else 0] or "" for match in matches if match]
 
 
+def film_pattern(names: list[str]) -> tuple[str, set[str]]:
+    """Return the --group that keeps films together, and the beginnings that name films; no beginnings: names show none.
+
+    Folders may be of exports that share films. They are films themselves if they have files of the same names, or if
+    the file names have a single beginning.
+    """
+    found = {pattern: {*group_names(names, pattern)} for pattern in (FILE, PATH)}
+    are_exports = len({name.rpartition("/")[2] for name in names}) == len(names)
+    pattern = FILE if are_exports and 1 < len(found[FILE]) < len(found[PATH]) else PATH
+    return pattern, found[pattern] if 1 < len(found[pattern]) <= len(names) / FRAMES else set()
+
+
 def presence(masks: list[Path], label_map: LabelMap | None = None) -> np.ndarray:
     """Return (masks, classes) bool: whether a mask, read through label_map, has a pixel of the class.
 
@@ -165,9 +178,9 @@ def main(argv: list[str] | None = None) -> None:
         write_atomic(path, text)
     by_group = f" of {len(set(groups))} groups" if args.group else ""
     say(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
-    beginnings = {re.sub(NUMBER, "", name) for name in names}
-    if not args.group and 1 < len(beginnings) <= len(names) / FRAMES:
-        example = shell.quoted(["--group", f"^(.*?){NUMBER}"])
+    pattern, beginnings = film_pattern(names)
+    if beginnings and not args.group:
+        example = shell.quoted(["--group", pattern])
         what = f"names have {len(beginnings)} beginnings, such as {min(beginnings)!r}: if each is a film or a place"
         say(f"{what}, keep its images together: remove both lists, and add {example}")
     flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]

@@ -89,6 +89,15 @@ def naming(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: {str(error)[:300]}") from None
 
 
+@contextlib.contextmanager
+def naming_flag(flag: str, path: Path, remedy: str) -> Iterator[None]:
+    """Name the flag in a UserError of the body, which reads its file `path`, and the remedy if there is no file."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{flag} {error}{'' if path.is_file() else f': {remedy}'}") from None
+
+
 def check_weights(content: dict) -> None:
     """Raise UserError unless the weights in a file, ours or another's, are dense tensors of usual types."""
     for name, value in (*weights_in(content).items(), *weights_in(content, averaged=False).items()):

@@ -129,18 +129,25 @@ def choose_classes(
     return cfg, pixels / max(pixels.sum(), 1) if is_dense and train else np.zeros(0)
 
 
-def warn_of_other_names(cfg: Config, classes: Classes, before: dict) -> None:
-    """Log a warning if a run goes on with another data set, whose file has other names than `classes`, which it keeps.
+def warn_of_other_names(cfg: Config, classes: Classes, before: dict, otherwise: str) -> None:
+    """Log a warning if a checkpoint's `classes` are used on a data set whose file has other names.
 
-    before: the flags in the checkpoint.
+    before: the flags in the checkpoint. otherwise: the remedy if the data set's classes are not the model's. Flags that
+    the user sets, --classes or a --label_map to the model's classes, are no mistake.
     """
-    if cfg.dataset_path == before.get("dataset_path") or cfg.classes != before.get("classes"):
+    file = class_file(Path(cfg.dataset_path)) if cfg.dataset_path else ""
+    is_chosen = cfg.dataset_path == before.get("dataset_path") and cfg.classes != file  # by the run
+    is_mapped = cfg.label_map and cfg.label_map != before.get("label_map")
+    if not file or is_chosen or is_mapped or cfg.classes != before.get("classes"):
         return
-    file = class_file(Path(cfg.dataset_path))
-    if not file or read_classes(file, None).names == classes.names:
+    try:
+        names = read_classes(file, None).names
+    except UserError:  # no file of names, which this program does not need
         return
-    remedy = f"if its classes are the model's, add --classes {file}; if not, use --pretrained instead of --resume"
-    log.warning(f"{file}: has other class names than the checkpoint, whose names the run keeps: {remedy}")
+    if names == classes.names:
+        return
+    same = f"if its classes are the model's, add --classes {file}; if not, " if len(names) == len(classes.names) else ""
+    log.warning(f"{file}: has other class names than the checkpoint, whose names stay in use: {same}{otherwise}")
 
 
 def _choose_by_files(cfg: Config, group: Group) -> dict[str, tuple[Any, str]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-import models
 from data.classes import FOLDERS, Classes, read_classes, read_preset
 from data.dataset import SegmentationDataset
 from data.images.deep import any_header
@@ -17,24 +16,22 @@ from data.layout import Split
 from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
-from flags import Config, as_dict, as_words, check_flags, describe, own_code
+from flags import Config, as_dict, check_flags, describe, own_code
 from flags.choose import CPU, CUDA, LEARNING, LENGTH, RECIPE_FLAGS, choose_flags
-from flags.conflicts import OF_TORCHVISION
 from flags.declare import per_rank
 from models import pretrained
-from models.custom import in_own_network
 from models.memory import gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
-from support.shell import quoted
-from support.user_code import is_own_network, load
+from support.user_code import load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
 from training.data_flags import choose_classes, choose_layout, choose_values, warn_of_other_names
 from training.plan import Plan
 from training.record import folder, messages
+from training.start_weights import read_start_weights
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
 
@@ -64,7 +61,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg = read_texts(cfg, resumed)
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     if resumed:
-        warn_of_other_names(cfg, classes, resumed.config)
+        warn_of_other_names(cfg, classes, resumed.config, "use --pretrained instead of --resume")
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.
@@ -212,43 +209,6 @@ def split_batchsize(cfg: Config, group: Group) -> Config:
             f"--accum_steps {cfg.accum_steps}: use {multiple} or another multiple of {parts}"
         )
     return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
-
-
-def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:
-    """Return the weights of --pretrained on rank 0, None on other ranks. Collective.
-
-    Raises UserError if they cannot be read or downloaded.
-    """
-    if cfg.freeze_backbone and cfg.pretrained == "none":
-        log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
-
-    saved: dict[str, Any] = {}  # the flags of a checkpoint of ours
-
-    def read_file(path: Path) -> dict:
-        content = checkpoint.read(path)
-        saved.update(content["config"] if isinstance(content.get("config"), dict) else {})
-        return content
-
-    def read_weights() -> StartWeights:
-        if is_own_network(cfg.model_type):
-            if cfg.pretrained in (*OF_TORCHVISION, "none"):  # by default; the network's function may load weights
-                return StartWeights("none", {})
-            weights = pretrained.weights_in(read_file(Path(cfg.pretrained)))
-            return StartWeights(cfg.pretrained, {in_own_network(name): value for name, value in weights.items()})
-        if cfg.backbone == models.RESNET:
-            return pretrained.read_start_weights(cfg.pretrained, cfg.layers, read_file)
-        from models.timm_weights import read_timm_weights  # imported here, as timm is an extra
-
-        backbone = models.build(cfg.model_type, **cfg.architecture).backbone
-        return read_timm_weights(backbone, cfg.pretrained, read_file)
-
-    def read() -> StartWeights:
-        weights = read_weights()
-        names = "model_type", "backbone", "layers" if saved.get("backbone") == models.RESNET else "output_stride"
-        other = {name: saved[name] for name in names if saved.get(name, "") not in ("", getattr(cfg, name))}
-        return weights._replace(other_flags=quoted(as_words(other)))
-
-    return group.run_on_rank_0(read, f"loading --pretrained {cfg.pretrained}")
 
 
 def settle_stride(cfg: Config, group: Group, resumed: Checkpoint | None, start_weights: StartWeights | None) -> Config:
