@@ -72,14 +72,22 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
             f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
         )
     launch = launch or Launch("flags", max(rank, 0), max(world_size, 1))
+    source = "--rank and --world_size" if launch.launcher == "flags" else launch.launcher
     if not 0 <= launch.rank < launch.world_size:
         raise UserError(
             f"rank {launch.rank} with world size {launch.world_size}: ranks are 0 to {launch.world_size - 1}; check "
-            f"{launch.launcher}"
+            f"{source}"
         )
     if launch.world_size > MOST_RANKS:
-        raise UserError(f"world size {launch.world_size}: at most {MOST_RANKS} processes; check {launch.launcher}")
-    return launch if launch.local_rank >= 0 else replace(launch, local_rank=local_rank)
+        raise UserError(f"world size {launch.world_size}: at most {MOST_RANKS} processes; check {source}")
+    source = "--local_rank" if launch.local_rank == -1 else "LOCAL_RANK"
+    launch = launch if launch.local_rank != -1 else replace(launch, local_rank=local_rank)
+    if not -1 <= launch.local_rank < launch.world_size:
+        raise UserError(
+            f"{source} {launch.local_rank} with world size {launch.world_size}: it counts processes from 0 on each "
+            "machine; to choose a GPU for a single process use --device cuda:N"
+        )
+    return launch
 
 
 def rank_of(environment: Mapping[str, str]) -> str:

@@ -245,6 +245,8 @@ NO_HOST = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.host", "MASTER_PO
         ({}, [*OF_TWO, "file:///dev/null"], f"is not a file: {A_FILE}"),
         ({}, [*OF_TWO, "file:///x%00"], f"embedded null byte: {A_FILE}"),
         ({}, [*OF_TWO, "file://shared/store"], "shared is read as the name of a machine: write three slashes"),
+        ({}, ["--distributed", "--local_rank=-5"], "--local_rank -5: must be at least -1"),
+        ({}, ["--distributed", "--rank=-5"], "--rank -5: must be at least -1"),
         (NO_HOST, [], "'no.such.host' is not a known"),
         ({}, ["--distributed", "--backend", "nccl"], "--backend nccl on device cpu"),
         ({}, ["--device", "abacus"], "--device abacus: not a device"),

@@ -68,7 +68,7 @@ def test_first_host_of_slurms_lists():
 def test_flags_set_the_place_without_a_launcher():
     assert launchers.find_or_make({}) == Launch("flags", 0, 1)
     assert launchers.rendezvous_url({}, Launch("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
-    assert launchers.find_or_make({}, local_rank=3) == Launch("flags", 0, 1, 3)
+    assert launchers.find_or_make({}, local_rank=0) == Launch("flags", 0, 1, 0)
     # Which processes share a machine is known once they have connected.
     assert launchers.find_or_make({}, world_size=4, rank=2) == Launch("flags", 2, 4)
     assert launchers.find_or_make(BY_HAND) == Launch(HAND, 1, 2)
@@ -88,6 +88,12 @@ def test_flags_set_the_place_without_a_launcher():
         (SRUN | {"SLURM_PROCID": "16"}, {}, "rank 16 with world size 16: ranks are 0 to 15; check srun"),
         (SRUN | {"SLURM_PROCID": "x"}, {}, "SLURM_PROCID is 'x', not a number"),
         (BY_HAND | {"WORLD_SIZE": "65537"}, {}, "world size 65537: at most 65536 processes; check RANK"),
+        ({}, {"rank": 1}, "rank 1 with world size 1: ranks are 0 to 0; check --rank and --world_size"),
+        ({}, {"world_size": 65537, "rank": 0}, "at most 65536 processes; check --rank and --world_size"),
+        ({}, {"local_rank": 3}, "--local_rank 3 with world size 1: it counts processes from 0 on each machine; to"),
+        (BY_HAND, {"local_rank": 2}, "--local_rank 2 with world size 2"),
+        (BY_HAND | {"LOCAL_RANK": "2"}, {}, "LOCAL_RANK 2 with world size 2"),
+        (BY_HAND | {"LOCAL_RANK": "-5"}, {"local_rank": 0}, "LOCAL_RANK -5 with world size 2"),
         ({}, {"world_size": 2}, "give each process its --rank"),
         ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),  # alone it would train as a group of one
         ({"WORLD_SIZE": "2"}, {}, "(docs/DDP_TRAINING.md); to train alone: unset WORLD_SIZE"),
