@@ -40,6 +40,7 @@ WRONG = [
     ("--steps 9", "--steps: did you mean --max_steps or --accum_steps or --warmup_steps?"),
     ("--l_se 1", "--l_se: did you mean --l_seg?"),  # a prefix is not the flag
     ("--freez 1", "unknown flag --freez: see --help"),  # not --freeze_bn
+    ("--rdzv_backend c10d --standalone", "--rdzv_backend, --standalone: torchrun's: write it before train.py"),
     ("--gpus 4 --epocs -3 --x", "--epocs: did you mean --epochs?; --gpus: torchrun --nproc_per_node=N, or NUM_GPUS"),
     ("--model_type res50_lorm", "did you mean res50_ASPP_lorm?"),
     ("--layers 51", "One of 18, 34, 50, 101, 152"),
