@@ -28,6 +28,7 @@ from inference.trained import load_on_ranks, run_program
 from support.best_score import deciding_score
 from support.errors import UserError
 from support.files import check_file, write_atomic
+from support.progress import counted
 from training.data import prepare_demo_data
 from training.data_flags import warn_of_other_names
 from training.scores import image_scores, table
@@ -64,7 +65,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
         if flags.json:
             check_file(Path(flags.json), "--json", mark='"per_image": [', inputs=inputs, suffix=".json")
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
-    log.info(f"{model.path} on {len(dataset)} images of {split}: {how}")
+    log.info(f"{model.path} on {counted(len(dataset), 'image')} of {split}: {how}")
 
     result = evaluate_split(predictor, loader, group, split, choose_images if flags.report else None)
     if not result.scores["pixels"]:

@@ -81,22 +81,26 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
         url = urlsplit(dist_url)
         host, port = url.hostname, url.port
     except ValueError as error:
-        raise UserError(f"--dist_url {dist_url}: {error}") from None
-    if url.scheme == "file":
-        path = url2pathname(url.path)  # C:\\store of file:///C:/store
-        if not os.path.isdir(os.path.dirname(path)) or os.path.isdir(path):
-            raise UserError(f"--dist_url {dist_url}: use a file in an existing folder, such as file:///shared/store")
-        return dist.FileStore(path, world_size)
-    if url.scheme == "env":  # torchrun serves it, and holds the port
+        expected = "env://, tcp://HOST:PORT with a port from 1 to 65535, or file:///PATH"
+        raise UserError(f"--dist_url {dist_url}: {error}: expected {expected}") from None
+    if dist_url == "env://":  # torchrun serves it, and holds the port
         return _connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, deadline)
-    if url.scheme != "tcp":
-        raise UserError(f"--dist_url {dist_url}: expected env://, tcp://HOST:PORT or file:///PATH")
-    if not host or port is None:
-        raise UserError(f"--dist_url {dist_url}: expected tcp://HOST:PORT")
+    if url.scheme not in ("tcp", "file") or url.query or url.fragment:
+        raise UserError(
+            f"--dist_url {dist_url}: expected env://, tcp://HOST:PORT or file:///PATH, without anything after ? or #"
+        )
+    if url.scheme == "file":
+        if url.netloc not in ("", "localhost"):
+            remedy = f"write three slashes: file:///{url.netloc}{url.path}"
+            raise UserError(f"--dist_url {dist_url}: {url.netloc} is read as the name of a machine: {remedy}")
+        return _file_store(dist_url, url2pathname(url.path), world_size)  # C:\\store of file:///C:/store
+    if not host or port is None or (port == 0 and world_size > 1):  # 0 is any free port: the others cannot know it
+        raise UserError(f"--dist_url {dist_url}: expected tcp://HOST:PORT, with a port from 1 to 65535")
     try:
         socket.getaddrinfo(host, port)
-    except OSError as error:
-        raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({error.strerror})") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a machine, such as a..b
+        reason = getattr(error, "strerror", error)
+        raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({reason})") from None
     if rank != 0:
         return _connect(host, port, rank, deadline)
     try:
@@ -106,6 +110,23 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
     except RuntimeError as error:  # torch's text says whether the port is in use
         remedy = "choose another port (MASTER_PORT or --dist_url)"
         raise UserError(f"rank 0 cannot listen at {host}:{port}: {remedy}; {str(error).splitlines()[0]}") from None
+
+
+def _file_store(dist_url: str, path: str, world_size: int) -> dist.Store:
+    """Return the store in a file. Raises UserError if the file cannot be written or is not a store's."""
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait
+            raise OSError("is not a file")
+        # FileStore itself would try to open a file, or to read one of other content, for minutes.
+        with open(path, "a+b") as file:
+            file.seek(0)
+            if any(file.read(4)[2:]):  # a store begins with the length of a short key, in 4 bytes or 8
+                raise OSError("is a file of another kind")
+        return dist.FileStore(path, world_size)
+    except (OSError, ValueError, dist.DistStoreError) as error:  # ValueError: a null character
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        remedy = "use a new file in a folder that all processes can write to, such as file:///shared/store"
+        raise UserError(f"--dist_url {dist_url}: {reason}: {remedy}") from None
 
 
 def _tcp_store(host: str, port: int, timeout: float, *, is_master: bool = False) -> dist.Store:

@@ -14,17 +14,25 @@ class EvaluateFlags(InferenceFlags, DataFlags, ImageFlags, ModelFlags, LaunchFla
     """Evaluation."""
 
     split: str = flag("", "list of images to score, such as train or test [--val_split]")
-    json: str = flag("", "FILE for all scores, by class and by image, and the confusion matrix", per_rank=True)
-    report: str = flag("", "folder for a web page: scores, curves, worst and best images", per_rank=True)
+    json: str = flag(
+        "", "FILE for all scores, by class and by image, and the confusion matrix", never_empty=True, per_rank=True
+    )
+    report: str = flag(
+        "", "folder for a web page: scores, curves, worst and best images", never_empty=True, per_rank=True
+    )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PredictFlags(InferenceFlags, ImageFlags, ModelFlags, LaunchFlags):
     """Input and output."""
 
-    model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint")
-    input: tuple[str, ...] = flag((), "images, folders (with subfolders) or 'patterns' to predict, one or more")
-    output: str = flag("predictions", "folder for masks/NAME.png and the files of --overlay and --probs")
+    model: str = flag("", "ONNX FILE written by export.py, instead of --checkpoint", never_empty=True)
+    input: tuple[str, ...] = flag(
+        (), "images, folders (with subfolders) or 'patterns' to predict, one or more", never_empty=True
+    )
+    output: str = flag(
+        "predictions", "folder for masks/NAME.png and the files of --overlay and --probs", never_empty=True
+    )
     overlay: bool = flag(
         False,
         "also paint classes (except --background) over each image, with a legend below: overlays/NAME.jpg",
@@ -47,7 +55,9 @@ class PseudoFlags(InferenceFlags, DataFlags, ImageFlags, ModelFlags, LaunchFlags
 class ExportFlags(CheckpointFlags, DataFlags, ModelFlags):
     """Export."""
 
-    output: str = flag("", "ONNX FILE to write, NAME.onnx, or a folder for it [the checkpoint's folder]")
+    output: str = flag(
+        "", "ONNX FILE to write, NAME.onnx, or a folder for it [the checkpoint's folder]", never_empty=True
+    )
     probs: bool = flag(False, "also return probabilities (B, C, H, W) float32, besides label maps")
     logits: bool = flag(False, "also return logits (B, C, H, W) float32")
     opset: int = flag(20, "ONNX opset version", ge=18)

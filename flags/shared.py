@@ -241,9 +241,13 @@ class LaunchFlags:
         "env://", "where processes connect: env://, tcp://HOST:PORT or file:///PATH", per_launch=True, per_rank=True
     )
     world_size: int = flag(0, "number of processes [from the launcher]", ge=0, per_launch=True, per_rank=True)
-    rank: int = flag(-1, "rank of this process [from the launcher]", per_launch=True, per_rank=True)
+    rank: int = flag(-1, "rank of this process [from the launcher]", ge=-1, per_launch=True, per_rank=True)
     local_rank: int = flag(
-        -1, "rank of this process on its machine [from the launcher, else counted]", per_launch=True, per_rank=True
+        -1,
+        "rank of this process on its machine [from the launcher, else counted]",
+        ge=-1,
+        per_launch=True,
+        per_rank=True,
     )
     log_level: str = flag("INFO", "lowest log level on the terminal", choices=("DEBUG", "INFO", "WARNING"))
     dist_timeout: float = flag(600.0, "seconds to wait for other processes", ge=1, le=2_592_000)

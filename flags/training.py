@@ -36,6 +36,7 @@ class TrainDataFlags(ImageFlags):
     pseudo_path: str = flag(
         "bmp_pseudolabel",
         "folder of the pseudo-labels",
+        never_empty=True,
         renamed={"pesudo_path": "--pseudo_path here"},
         needs=of_map("pseudo"),
     )
@@ -89,6 +90,7 @@ class TrainModelFlags:
         "start weights: imagenet (torchvision's newest: V2 for ResNet-50, 101 and 152), imagenet_v1 (V1, as CDSP), "
         "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: ours, torchvision's or a released "
         "CDSP one",
+        never_empty=True,
         renamed={"model_path": "--pretrained here, for start weights"},
     )
     head_init: str = flag(
@@ -257,6 +259,7 @@ class RunFlags:
     logdir: str = flag(
         "log",
         "folder of all runs",
+        never_empty=True,
         per_rank=True,
         aliases="logs",
         renamed={"save_dir": "folder of all runs here; this run is its subfolder --name"},
@@ -265,10 +268,12 @@ class RunFlags:
         "",
         "the run's folder in --logdir, such as a or sweep/a [the config's name, else dataset and model, or the data's "
         "folder]",
+        never_empty=True,
     )
     resume: str = flag(
         "",
         "checkpoint FILE to resume, or auto: the newest run of --name, if any [a new run]",
+        never_empty=True,
         per_launch=True,
         per_rank=True,
         aliases="resume_from_checkpoint",

@@ -25,6 +25,7 @@ from inference.evaluation import Evaluation
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from support.labels import IGNORE, single_object
+from support.progress import counted
 from training.scores import class_iou, image_scores, mean_iou
 
 NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
@@ -91,7 +92,7 @@ def page(
     colours = to_hex(classes.colours)
     facts = {
         "checkpoint": f"{checkpoint}, step {step}",
-        "data": f"{cfg.dataset_path}, {split}, {len(result.names)} images",
+        "data": f"{cfg.dataset_path}, {split}, {counted(len(result.names), 'image')}",
         "how": how,
         "model": f"{cfg.model_type}, {cfg.network}, {cfg.numclasses} classes",
         "written": f"{time.strftime('%Y-%m-%d %H:%M')} by torch {torch.__version__}",

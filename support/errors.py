@@ -43,6 +43,10 @@ class DivergedError(UserError):
     """Training has diverged: a resumed run with the same flags would fail again."""
 
 
+class WriteError(UserError):
+    """A file cannot be written: the disk is full, or its folder is read-only."""
+
+
 class InputError(UserError):
     """One of many inputs is unusable; the others are fine."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from support.errors import InputError, UserError
+from support.errors import InputError, UserError, WriteError
 
 try:
     import fcntl
@@ -63,11 +63,11 @@ def writing(path: Path, *, sync: bool = False, parents: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the body, which writes `path`, into a UserError (InputError if the name is too long)."""
+    """Turn an OSError of the body, which writes `path`, into a WriteError (InputError if the name is too long)."""
     try:
         yield
     except OSError as error:
-        kind = InputError if error.errno == errno.ENAMETOOLONG else UserError
+        kind = InputError if error.errno == errno.ENAMETOOLONG else WriteError
         raise kind(f"{path}: cannot be written ({error.strerror})") from error
 
 

@@ -72,13 +72,16 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
             f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
         )
     launch = launch or Launch("flags", max(rank, 0), max(world_size, 1))
+    source = "--rank and --world_size" if launch.launcher == "flags" else launch.launcher
     if not 0 <= launch.rank < launch.world_size:
         raise UserError(
             f"rank {launch.rank} with world size {launch.world_size}: ranks are 0 to {launch.world_size - 1}; check "
-            f"{launch.launcher}"
+            f"{source}"
         )
     if launch.world_size > MOST_RANKS:
-        raise UserError(f"world size {launch.world_size}: at most {MOST_RANKS} processes; check {launch.launcher}")
+        raise UserError(f"world size {launch.world_size}: at most {MOST_RANKS} processes; check {source}")
+    if launch.local_rank < -1:
+        raise UserError(f"LOCAL_RANK {launch.local_rank}: must be at least 0")
     return launch if launch.local_rank >= 0 else replace(launch, local_rank=local_rank)
 
 

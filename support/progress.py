@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal, a line now and then in a file or pipe; and durations as text."""
+"""Progress of long work: a bar in a terminal, a line now and then in a file or pipe; and times and numbers as text."""
 
 import io
 import sys
@@ -36,6 +36,11 @@ def progress_bar(
     # tqdm itself writes to a bar's file when it clears the bar.
     options |= {"mininterval": LINE_SECONDS, "delay": LINE_SECONDS, "bar_format": words}
     return _Lines(items, file=io.StringIO(), **options)
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun, such as "1 step" or "2 steps"."""
+    return f"{number:.15g} {noun}{'s' if number != 1 else ''}"
 
 
 def duration(seconds: float) -> str:

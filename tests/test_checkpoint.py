@@ -189,6 +189,20 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
     )
 
 
+def test_a_resumed_run_says_what_its_larger_batch_leaves_out(demo_run):
+    """Of 8 images, 2 are left after step 3: a step of 2 trains on them, a step of 8 does not."""
+    words = {"name": "x", "epochs": 1}
+    folder = demo_run(**words, save_step_frequency=3)
+    demo_run(**words, resume=folder / "step_00000003.pt")
+    assert " leaves out " not in (folder / "train.log").read_text()
+    demo_run(**words, resume=folder / "step_00000003.pt", batchsize=8)
+    log = (folder / "train.log").read_text()
+    assert log.count("epoch 1 leaves out its last 2 samples, fewer than the global batch of 8\n") == 1
+    assert "epoch 1/1: no steps were left, mIoU" in log
+    assert "1 step an epoch, 1 step in all" in log
+    assert "done: 1 epoch, 3 steps, best" in log
+
+
 def test_a_line_that_a_resumed_run_writes_has_the_types_of_the_first_run(demo_run):
     """The checkpoint of step 4 is saved before the epoch's last line of metrics.jsonl, and holds what it will say."""
     words = {"name": "x", "epochs": 2, "log_interval": 3, "save_step_frequency": 4, "keep": 0}

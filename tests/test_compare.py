@@ -89,7 +89,10 @@ def test_runs_that_did_not_end(tmp_path, capsys):
     (old / "config.yaml").write_text("zero1: true\nlr: 1.0e-1\nnumclasses: 2\n")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare/metrics.jsonl").write_text('{"kind": "val", "step": 10, "miou": NaN, "iou": null}\n[1]\n')
+    one = LOG.rpartition("\n")[0].replace("30 steps", "1 step")
+    write_run(tmp_path / "one", [], log=one)
     runs = {row["run"]: row for row in compare(capsys, *tmp_path.iterdir())[0]}
+    assert runs.pop("one")["steps"] == "0 of 1"
     assert [[row[title] for title in ("run", "mIoU", "steps", "time", "state")] for row in runs.values()] == [
         ["killed", "20.00", "10 of 30", "20 s", "not finished"],
         ["old", "10.00", "30", "35 s", "done"],

@@ -37,6 +37,7 @@ def test_command_line_overrides_file_overrides_default(tmp_path):
     assert cfg.name == "mine"
 
 
+PATHS = ("resume", "logdir", "name", "pretrained", "pseudo_path")
 WRONG = [
     ("--epocs 3", "--epocs: did you mean --epochs?"),
     ("--crop 65", "unknown flag --crop: did you mean --crop_size?"),
@@ -44,6 +45,7 @@ WRONG = [
     ("--steps 9", "--steps: did you mean --max_steps or --accum_steps or --warmup_steps?"),
     ("--l_se 1", "--l_se: did you mean --l_seg?"),  # a prefix is not the flag
     ("--freez 1", "unknown flag --freez: see --help"),  # not --freeze_bn
+    ("--rdzv_backend c10d --standalone", "--rdzv_backend, --standalone: torchrun's: write it before train.py"),
     ("--gpus 4 --epocs -3 --x", "--epocs: did you mean --epochs?; --gpus: torchrun --nproc_per_node=N, or NUM_GPUS"),
     ("--model_type res50_lorm", "did you mean res50_ASPP_lorm?"),
     ("--layers 51", "One of 18, 34, 50, 101, 152"),
@@ -58,6 +60,7 @@ WRONG = [
     ("--pretrained coco --model_type deeplabv3", "--model_type deeplabv3_torchvision, --backbone resnet"),
     ("--freeze_bn train", "unexpected argument 'train': flags are written --name value"),
     ("--lr", "--lr: expected one argument"),
+    *[(f"--{name}=", f"--{name} is empty: name a file or folder, or drop it") for name in PATHS],
     ("--stage pretrain", "--stage pretrain without --config"),
     ("--scale 2 1", "--scale 2 1: give the least and the largest factor"),
     ("--hue 0.6", "--hue 0.6: must be at least 0 and at most 0.5"),
@@ -276,7 +279,7 @@ def test_without_data_the_config_is_the_demos_or_the_resumed_runs(tmp_path, monk
         parse_flags(["--resume", str(tmp_path / "last.pt")])  # not the demo
 
 
-@pytest.mark.parametrize(("resume", "names_the_demo"), [("nowhere/last.pt", False), ("auto", True), ("", True)])
+@pytest.mark.parametrize(("resume", "names_the_demo"), [("nowhere/last.pt", False), ("auto", True)])
 def test_a_missing_file_to_resume_does_not_start_the_demo(resume, names_the_demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     notes = parse_flags(["--resume", resume]).notes

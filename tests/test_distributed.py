@@ -7,7 +7,19 @@ import socket
 import numpy as np
 import pytest
 import torch
-from conftest import FAULTS, FLOAT64, finish, flags, free_port, one_line_each, read_metrics, start, start_group, succeed
+from conftest import (
+    FAULTS,
+    FLOAT64,
+    finish,
+    flags,
+    free_port,
+    one_line_each,
+    read_metrics,
+    refused,
+    start,
+    start_group,
+    succeed,
+)
 from PIL import Image
 
 from distributed.process_group import process_group
@@ -210,6 +222,8 @@ def test_two_processes_of_one_rank_are_named(demo_root, tmp_path):
     assert any("rank 1 has already connected" in stderr for _, _, stderr in results)
 
 
+A_FILE = "use a new file in a folder that all processes can write to"
+OF_TWO = ["--distributed", "--world_size", "2", "--rank", "0", "--dist_timeout", "5", "--dist_url"]
 NO_HOST = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.host", "MASTER_PORT": 9999}
 
 
@@ -220,7 +234,19 @@ NO_HOST = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.host", "MASTER_PO
         ({}, ["--world_size", "4"], "add --distributed to join a group"),
         ({}, ["--distributed", "--dist_url", "tcp://nowhere"], "expected tcp://HOST:PORT"),
         ({}, ["--distributed", "--dist_url", "udp://a:1"], "expected env://, tcp://HOST:PORT or file:///PATH"),
-        ({}, ["--distributed", "--dist_url", "file:///nonesuch/x"], "use a file in an existing folder"),
+        ({}, ["--distributed", "--dist_url", "tcp://localhost:99999"], "0-65535: expected env://, tcp://HOST:PORT"),
+        ({}, [*OF_TWO, "tcp://localhost:0"], "localhost:0: expected tcp://HOST:PORT, with a port from 1"),
+        ({}, ["--distributed", "--dist_url", "tcp://a..b:1"], "'a..b' is not a known host"),
+        ({}, ["--distributed", "--dist_url", "tcp://localhost:1?rank=0"], "without anything after ? or #"),
+        ({}, ["--distributed", "--dist_url", "env:///"], "expected env://, tcp://HOST:PORT or file:///PATH"),
+        ({}, [*OF_TWO, "file:///nonesuch/x"], f"--dist_url file:///nonesuch/x: No such file or directory: {A_FILE}"),
+        ({}, [*OF_TWO, "file:///proc/x"], A_FILE),  # torch tries to open it for minutes
+        ({}, [*OF_TWO, "file:///dev"], f"is not a file: {A_FILE}"),
+        ({}, [*OF_TWO, "file:///dev/null"], f"is not a file: {A_FILE}"),
+        ({}, [*OF_TWO, "file:///x%00"], f"embedded null byte: {A_FILE}"),
+        ({}, [*OF_TWO, "file://shared/store"], "shared is read as the name of a machine: write three slashes"),
+        ({}, ["--distributed", "--local_rank=-5"], "--local_rank -5: must be at least -1"),
+        ({}, ["--distributed", "--rank=-5"], "--rank -5: must be at least -1"),
         (NO_HOST, [], "'no.such.host' is not a known"),
         ({}, ["--distributed", "--backend", "nccl"], "--backend nccl on device cpu"),
         ({}, ["--device", "abacus"], "--device abacus: not a device"),
@@ -235,6 +261,15 @@ def test_wrong_settings_are_named(demo_root, tmp_path, monkeypatch, env, words, 
 
     for name, value in env.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(UserError, match=re.escape(named)):
+    with refused(named):
         main([*flags(dataset_path=demo_root, logdir=tmp_path), *words])
     assert not any(tmp_path.iterdir())
+
+
+def test_a_file_of_the_users_is_no_store(tmp_path):
+    """torch would try for minutes to read it, and append to it."""
+    file = tmp_path / "notes.txt"
+    file.write_text("bring milk")
+    with refused("is a file of another kind"), process_group(distributed=True, device="cpu", dist_url=file.as_uri()):
+        pass
+    assert file.read_text() == "bring milk"

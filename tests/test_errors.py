@@ -18,7 +18,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, flags
+from conftest import REPO, flags, refused
 from faulty_data import remove, save, truncate, write
 
 import train
@@ -152,11 +152,25 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_whole(tmp_path):
     path = tmp_path / "last.pt"
     checkpoint.write(path, checkpoint.to_bytes({"step": 1}))
-    named = r"last\.pt: cannot be written \(File too large\); the checkpoint needs 4 MiB"
+    named = r"last\.pt: cannot be written \(File too large\); the checkpoint needs 4 MiB, and has not replaced the"
     with largest_file(100_000), pytest.raises(UserError, match=named):
         checkpoint.write(path, checkpoint.to_bytes({"step": 2, "weights": torch.zeros(1_000_000)}))
     assert checkpoint.read(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "last.pt", "folder"])
+def test_a_disk_that_is_full_before_the_first_checkpoint_has_a_remedy(name, demo_run, monkeypatch):
+    def fail(*_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def replace(source, target, move=os.replace) -> None:
+        fail() if Path(target).name == name else move(source, target)
+
+    monkeypatch.setattr(*(folder, "create", fail) if name == "folder" else (os, "replace", replace))
+    with refused(": make room, or choose a --logdir on another disk, then start again") as caught:
+        demo_run()
+    assert "cannot be written (No space left on device)" in str(caught.value)
 
 
 def test_memory_that_a_cpu_does_not_have_is_one_line():

@@ -188,6 +188,8 @@ def test_signal_ends_it_on_all_ranks(run, tmp_path):
     ("words", "named"),
     [
         (["--checkpoint", ""], "--checkpoint is not set"),
+        (["--json", ""], "--json is empty: name a file or folder, or drop it"),
+        (["--report", ""], "--report is empty"),
         (["--checkpoint", "damaged.pt"], "damaged.pt: damaged"),
         (["--checkpoint", "nan.pt"], "nan.pt: backbone.conv1.weight is not finite"),
         (["--dataset_path", "nowhere"], "--dataset_path nowhere"),

@@ -88,6 +88,9 @@ def test_flags_set_the_place_without_a_launcher():
         (SRUN | {"SLURM_PROCID": "16"}, {}, "rank 16 with world size 16: ranks are 0 to 15; check srun"),
         (SRUN | {"SLURM_PROCID": "x"}, {}, "SLURM_PROCID is 'x', not a number"),
         (BY_HAND | {"WORLD_SIZE": "65537"}, {}, "world size 65537: at most 65536 processes; check RANK"),
+        ({}, {"rank": 1}, "rank 1 with world size 1: ranks are 0 to 0; check --rank and --world_size"),
+        ({}, {"world_size": 65537, "rank": 0}, "at most 65536 processes; check --rank and --world_size"),
+        (BY_HAND | {"LOCAL_RANK": "-5"}, {"local_rank": 0}, "LOCAL_RANK -5: must be at least 0"),
         ({}, {"world_size": 2}, "give each process its --rank"),
         ({"RANK": "0"}, {}, "WORLD_SIZE is not set"),  # alone it would train as a group of one
         ({"WORLD_SIZE": "2"}, {}, "(docs/DDP_TRAINING.md); to train alone: unset WORLD_SIZE"),

@@ -302,6 +302,9 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
     ("words", "named"),
     [
         ([], "--input is not set"),
+        (["--input", ""], "--input is empty"),
+        (["--input", "a.png", "--output", ""], "--output is empty"),
+        (["--model", ""], "--model is empty"),
         (["--input", "x.jpg"], "--input x.jpg: no such file"),
         (
             ["--input", ".", "--checkpoint", "nowhere.pt"],

@@ -175,6 +175,11 @@ def test_wrong_words_are_named(tmp_path, words, named):
     assert not list(root.glob("*.txt"))
 
 
+def test_an_empty_root_is_not_the_current_folder():
+    with refused("ROOT is empty: name a file or folder"):
+        main([""])
+
+
 def test_data_without_masks_or_with_splits_are_refused(tmp_path):
     without = draw(tmp_path / "data", np.ones((4, 2), bool))
     (without / "masks/image_001.png").unlink()

@@ -28,7 +28,7 @@ from support import program, shell
 from support.errors import UserError
 from support.files import read_bytes, write_atomic
 from support.labels import IGNORE
-from support.progress import progress_bar
+from support.progress import counted, progress_bar
 from support.terminal import say
 
 PARTS = ("train", "val")
@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> None:
     for path, text in zip(lists, texts, strict=True):
         write_atomic(path, text)
     by_group = f" of {len(set(groups))} groups" if args.group else ""
-    say(f"{lists[0]}: {(~in_val).sum()} images; {lists[1]}: {in_val.sum()} images{by_group}")
+    say(f"{lists[0]}: {counted((~in_val).sum(), 'image')}; {lists[1]}: {counted(in_val.sum(), 'image')}{by_group}")
     pattern, beginnings = film_pattern(names)
     if beginnings and not args.group:
         example = shell.quoted(["--group", pattern])

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from support.errors import UserError
+from support.errors import UserError, WriteError
 from support.files import write_atomic
 from support.signals import WRITER
 from training import checkpoint_content
@@ -110,12 +110,13 @@ def to_bytes(content: dict) -> memoryview:
 
 
 def write(path: Path, data: memoryview) -> None:
-    """Write the bytes of a checkpoint atomically and flush the file to disk. Raises UserError if writing fails."""
+    """Write the bytes of a checkpoint atomically and flush the file to disk. Raises WriteError if writing fails."""
     try:
         write_atomic(path, data, sync=True)
-    except UserError as error:
-        needed = f"the checkpoint needs {len(data) / 2**20:.0f} MiB, and has not replaced an earlier one"
-        raise UserError(f"{error}; {needed}") from error
+    except WriteError as error:
+        needed = f"the checkpoint needs {len(data) / 2**20:.0f} MiB"
+        needed += ", and has not replaced the earlier one" if path.exists() else ""
+        raise WriteError(f"{error}; {needed}") from error
 
 
 def drop_older(folder: Path, keep: dict[str, int]) -> None:

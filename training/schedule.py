@@ -5,6 +5,7 @@ import math
 from data.sampler import TrainSampler
 from flags import Config
 from support.errors import UserError
+from support.progress import counted
 from training.checkpoint_content import Checkpoint
 from training.state import TrainState
 
@@ -39,8 +40,8 @@ class Schedule:
         self.warmup_steps = self._warmup_steps()
         if self.warmup_steps >= self.total_steps:
             raise UserError(
-                f"{self.warmup_steps:g} steps of warm-up in a run of {self.total_steps}: the learning rate would never "
-                "reach --lr: lower --warmup_steps or --warmup_epochs"
+                f"{counted(self.warmup_steps, 'step')} of warm-up in a run of {self.total_steps}: the learning rate "
+                "would never reach --lr: lower --warmup_steps or --warmup_epochs"
             )
 
     def lr(self, state: TrainState) -> float:

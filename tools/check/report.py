@@ -5,6 +5,7 @@ import re
 from flags import as_words
 from support.columns import padded
 from support.errors import shortened
+from support.progress import counted
 from tools.check.counts import Counts
 from tools.check.rules import Findings
 
@@ -22,7 +23,7 @@ def report_lines(counts: Counts, findings: Findings) -> list[str]:
     for split, count in counts.images.items():
         labels = ", ".join(f"{kind} {files}" for kind, files in counts.labels[split].items()) or "none"
         ignored = f"; {counts.ignored[split]:.1%} of their pixels ignored" if counts.labels[split] else ""
-        lines.append(f"  {split}: {count} images; labels: {labels}{ignored}")
+        lines.append(f"  {split}: {counted(count, 'image')}; labels: {labels}{ignored}")
     if counts.repeats:
         repeats = f"{counts.repeats} more line(s) for {counts.splits[0]} repeat images"
         lines.append(f"  {repeats}: training reads all lines")

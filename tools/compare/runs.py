@@ -141,7 +141,7 @@ def _read_log(path: Path) -> tuple[str, float, int]:
             now = datetime.fromisoformat(stamp)
             seconds += max(0.0, (now - before).total_seconds()) if before else 0.0
             before = now
-            if match := re.search(r"(\d+) steps in all", line):
+            if match := re.search(r"(\d+) steps? in all", line):
                 planned_steps = int(match[1])
         if line.startswith(("done: ", "stopped by ", "error: ")):
             state = {"d": "done", "s": "stopped"}.get(line[0], line)

@@ -9,6 +9,7 @@ from data.dataset import SegmentationDataset
 from data.folders import left_out
 from data.images.resize import large_images
 from data.loader import Loader
+from data.sampler import TrainSampler
 from distributed.group import Group, Stopped
 from flags import Config, as_words, changes, own_code, without_defaults
 from flags.choose import FEW_STEPS
@@ -17,6 +18,7 @@ from models import RESNET
 from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
+from support.progress import counted
 from support.shell import document, python_command, quoted
 from support.terminal import say
 from support.user_code import is_own_network
@@ -76,6 +78,7 @@ def log_start(
     rates = f"{len(factors)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
     log.log(logging.INFO if len(factors) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
     log_schedule(schedule)
+    log_left_out(schedule.sampler, state)
     named = Path(cfg.logdir, cfg.name)
     place = f"{folder}, as {named} has an earlier run" if plan.folder is None and folder != named else str(folder)
     log.info(f"writing to {place}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
@@ -117,8 +120,8 @@ def log_schedule(schedule: Schedule) -> None:
     is_short = schedule.total_steps < FEW_STEPS and bool(set_by_user) and not schedule.is_resumed
     log.log(
         logging.WARNING if is_short else logging.INFO,
-        f"global batch {sampler.global_batch}{product}, {sampler.steps_per_epoch} steps an epoch, "
-        f"{schedule.total_steps} steps in all, lr {schedule.peak_lr:g}"
+        f"global batch {sampler.global_batch}{product}, {counted(sampler.steps_per_epoch, 'step')} an epoch, "
+        f"{counted(schedule.total_steps, 'step')} in all, lr {schedule.peak_lr:g}"
         + (f"; too few to train well: drop {' and '.join(set_by_user)}, and the recipe chooses more" * is_short),
     )
     if schedule.lr_scale != 1:
@@ -128,6 +131,14 @@ def log_schedule(schedule: Schedule) -> None:
     if sampler.global_batch != schedule.origin["global_batch"]:
         began = f"the run began with a global batch of {schedule.origin['global_batch']}"
         log.info(f"{began}: --lr_scaling {cfg.lr_scaling} multiplies the lr by {schedule.batch_scale:g}")
+
+
+def log_left_out(sampler: TrainSampler, state: TrainState) -> None:
+    """Log how many samples of its epoch a resumed run leaves out, if its global batch makes them more than usual."""
+    left_out = (sampler.epoch_length - state.samples) % sampler.global_batch
+    if left_out > sampler.epoch_length % sampler.global_batch:  # each epoch leaves out as many as that
+        rest = f"{counted(left_out, 'sample')}, fewer than the global batch of {sampler.global_batch}"
+        log.info(f"epoch {state.epoch + 1} leaves out its last {rest}")
 
 
 def epoch_title(cfg: Config, state: TrainState) -> str:
@@ -175,13 +186,13 @@ def log_end(
     best = folder / "best.pt"
     name = warn_on_error("the table of scores", lambda: _log_scores(best, cfg, classes)) or "score"
     skipped = int(state.scaler.counts[1])
-    steps = f"{state.step} steps" + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
-    epochs = "" if cfg.max_steps else f"{state.epoch} epochs, "
+    steps = counted(state.step, "step") + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
+    epochs = "" if cfg.max_steps else f"{counted(state.epoch, 'epoch')}, "
     log.info(f"done: {epochs}{steps}, best {name} {100 * state.best_score:.2f}; saved in {folder}")
     if state.stops_early(cfg.patience):
         log.info(
-            f"stopped early: {state.validations_since_best} validations in a row did not improve the best score "
-            f"(--patience {cfg.patience}); to continue, resume with a greater --patience, or with 0"
+            f"stopped early: {counted(state.validations_since_best, 'validation')} in a row did not improve the best "
+            f"score (--patience {cfg.patience}); to continue, resume with a greater --patience, or with 0"
         )
     log_report(folder)
     images = os.path.commonpath([files["image"].parent for files in val_set.files])

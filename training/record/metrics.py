@@ -81,7 +81,7 @@ class Metrics:
     def loss_text(self) -> str:
         """Return the mean loss, and pixel accuracy if measured, of this process's steps in the epoch, as text."""
         losses, accuracy = self._epoch_losses, _share(self._epoch_hits)
-        loss = f"loss {sum(losses) / len(losses):.3f}" if losses else "validation repeated"
+        loss = f"loss {sum(losses) / len(losses):.3f}" if losses else "no steps were left"
         return loss + ("" if accuracy is None else f", training pixel accuracy {100 * accuracy:.2f}")
 
     def state_dict(self) -> dict:

@@ -16,7 +16,7 @@ from distributed import rank_checks
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS
 from flags import as_dict, dump
-from support.errors import DivergedError, UserError, in_one_line
+from support.errors import DivergedError, UserError, WriteError, in_one_line
 from support.files import write_atomic
 from training import checkpoint
 from training.plan import Plan
@@ -56,7 +56,7 @@ class Run:
             try:
                 self._open(plan, state.step)
             except OSError as error:
-                raise UserError(f"{self.folder or self.cfg.logdir}: cannot be written ({error.strerror})") from None
+                raise WriteError(f"{self.folder or self.cfg.logdir}: cannot be written ({error.strerror})") from None
         # At step 0, the run starts anew from a checkpoint's weights (--reset_data_offset).
         saved = plan.resumed.run if plan.resumed and state.step else {}
         self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
@@ -129,6 +129,9 @@ class Run:
         if self._log_file:
             log.removeHandler(self._handler)
             self.warn_on_error(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
+        if isinstance(error, WriteError) and not can_resume:
+            raise UserError(f"{error}: make room, or choose a --logdir on another disk, then start again") from None
         # A run that diverged would diverge again.
         if can_resume and isinstance(error, UserError) and not isinstance(error, DivergedError):
-            raise UserError(f"{error}; {resume_hint(self.cfg, self.group, self.folder)}") from None
+            remedy = ": make room" if isinstance(error, WriteError) else ""
+            raise UserError(f"{error}{remedy}; {resume_hint(self.cfg, self.group, self.folder)}") from None
