@@ -19,6 +19,7 @@ from utils import get_loader
 
 # Number of classes of each data set, and one of its classes with name and colour, as its authors give them.
 KNOWN = {
+    "binary": (2, 1, "object", (128, 0, 0)),  # chosen for masks of 0 and 255 without names
     "voc": (21, 15, "person", (192, 128, 128)),
     "camvid": (11, 3, "road", (128, 64, 128)),
     "cityscapes": (19, 6, "traffic light", (250, 170, 30)),

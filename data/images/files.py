@@ -252,15 +252,15 @@ def jpeg_damage(path: Path) -> str:
     A decoder continues after such data, with wrong colours. PIL drops libjpeg's messages. OpenCV lets libjpeg write
     them to the standard error, so this function redirects that to a file.
     """
-    with opened(path) as image:
-        if image.format not in ("JPEG", "MPO"):
-            return ""
+    data = path.read_bytes()
+    if not data.startswith(b"\xff\xd8"):
+        return ""
     saved = os.dup(2)
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
-            decode_bytes(path.read_bytes(), cv2.IMREAD_REDUCED_GRAYSCALE_8)  # reads all data, but computes few pixels
+            decode_bytes(data, cv2.IMREAD_REDUCED_GRAYSCALE_8)  # reads all data, but computes few pixels
         finally:
             os.dup2(saved, 2)
             os.close(saved)
