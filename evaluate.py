@@ -51,7 +51,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     cfg, classes = model.cfg, model.classes
     split = flags.split or cfg.val_split
     prepare_demo_data(cfg, group)
-    remedy = "add a --label_map FILE from its class numbers to the model's"
+    remedy = "add a --label_map FILE from the data set's class numbers to the model's"
     warn_of_other_names(cfg, classes, model.file.config or {}, remedy)
     loader = get_eval_loader(cfg, split, group)
     dataset = loader.dataset

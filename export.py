@@ -96,7 +96,7 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
     """Return the metadata to store in the file, {key: JSON text}. min_size: smallest side of an image."""
     cfg = trained.cfg
     classes = trained.classes
-    backbone = None if cfg.network == "own" else cfg.backbone  # which says nothing about the user's own code
+    backbone = None if cfg.network == "own" else cfg.backbone  # --backbone does not describe the user's own network
     values = {
         "segtrain_format": FORMAT,
         "outputs": outputs,

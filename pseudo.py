@@ -64,7 +64,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         )
     settings = trained.settings(flags) | {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.architecture
     prepare_demo_data(cfg, group)
-    remedy = "use a model that was trained on them: the pseudo-labels get the model's class numbers"
+    remedy = "use a model trained on the data set's classes: the pseudo-labels get its class numbers"
     warn_of_other_names(cfg, classes, trained.file.config or {}, remedy)
     split, folder = flags.split or cfg.train_split, Path(flags.output)
     dataset = label_folder.find_scribbles(cfg, split, flags.train_path)

@@ -98,7 +98,7 @@ def _open_store(dist_url: str, rank: int, world_size: int, deadline: Deadline) -
         raise UserError(f"--dist_url {dist_url}: expected tcp://HOST:PORT, with a port from 1 to 65535")
     try:
         socket.getaddrinfo(host, port)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a machine, such as a..b
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a host name, such as a..b
         reason = getattr(error, "strerror", error)
         raise UserError(f"rank {rank}: MASTER_ADDR {host!r} is not a known host ({reason})") from None
     if rank != 0:

@@ -119,7 +119,7 @@ def _config_of_run(flag: str, run: str) -> Path | None:
 
 def usual_model(cfg: Config) -> str:
     """Return the --model_type for --dataset and --backbone if none is set."""
-    # A timm network is not dilated to stride 8, and a head that sees its deepest features only learns slowly.
+    # A timm network is not dilated to stride 8, and a head that sees only its deepest features learns slowly.
     head = "res50_ASPP" if cfg.backbone == "resnet" else "deeplabv3p_multi"
     return head + ("_lorm" if "pseudo" in MAPS[cfg.dataset] else "")  # LoRM needs pseudo-labels
 

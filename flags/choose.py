@@ -18,7 +18,7 @@ RECIPE_FLAGS = frozenset({
     "brightness", "contrast", "saturation", "hue",
 })  # fmt: skip
 LENGTH = frozenset({"epochs", "max_steps", "warmup_epochs"})  # with one of them, the recipe chooses no length
-# The recipe chooses these only with the length, because they would change the results of a config that has a length.
+# The recipe chooses these only with the length (but ce+dice always): results of configs with a length would change.
 LEARNING = frozenset({"loss", "head_lr_factor", "brightness", "contrast", "saturation", "hue"})
 # With one of them an epoch is a pass over the list.
 COUNT_EPOCHS = {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}

@@ -40,7 +40,7 @@ class Flag:
     per_rank: bool = False  # may differ between ranks, such as a path or a device
     accepts: tuple[str, Callable[[str], bool]] | None = None  # (text, test) of values beside the choices
     takes_mapping: bool = False  # in YAML, a section of this name is its value: a list of words "key=value"
-    never_empty: bool = False  # a path that an unset shell variable must not leave empty; each Path is one
+    never_empty: bool = False  # refuses "", as from an unset shell variable; flags of type Path always do
     is_argument: bool = False  # a word without --name, such as a folder; required if the default is None
     name: str = ""
     group: str = ""  # heading in --help

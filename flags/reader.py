@@ -104,7 +104,7 @@ class FlagReader:
         named = [(f"--{name}", self.flags[name], value) for name, value in values.items()]
         for name, item, value in [(item.name.upper(), item, word) for item, word in arguments] + named:
             if (item.never_empty or item.kind is Path) and "" in (value if isinstance(value, list) else [value]):
-                raise UserError(f"{name} is empty: name a file or folder{'' if item.is_argument else ', or drop it'}")
+                raise UserError(f"{name} is empty: give a value{'' if item.is_argument else ', or drop it'}")
         converted = {item.name: item.convert(word, item.name.upper()) for item, word in arguments}
         converted |= {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
         names = [_name(word[2:].partition("=")[0]).removeprefix("no_") for word in argv if word.startswith("--")]

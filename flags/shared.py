@@ -123,7 +123,7 @@ class ModelFlags:
     model_type: str = flag(
         "res50_ASPP_lorm",
         "architecture; res50_ASPP_lorm is CDSP's deeplabv2; or a network of your own: FILE.py:NAME, "
-        "PACKAGE.MODULE:NAME or smp:NAME [res50_ASPP_lorm, timm deeplabv3p_multi_lorm; no pseudo-labels: no _lorm]",
+        "PACKAGE.MODULE:NAME or smp:NAME [res50_ASPP, with timm deeplabv3p_multi; with pseudo-labels and _lorm]",
         choices=tuple(MODEL_TYPES),
         accepts=("FILE.py:NAME, PACKAGE.MODULE:NAME or smp:NAME", is_own_network),
     )

@@ -50,8 +50,8 @@ class Outputs:
     def claim(self, settings: dict, images: dict[str, Path], *, overwrite: bool) -> list[Path]:
         """Write predictions.json, or check that its settings are these, as support.results.reserve(). Only for rank 0.
 
-        images: {name: file} of all inputs; the predictions of a file that has changed are removed. Returns the masks of
-        other inputs that an earlier start wrote: an image is gone, or has another name since a.jpg is beside a.png.
+        images: {name: file} of all inputs; the predictions of a file that has changed are removed. Returns the masks
+        from earlier starts whose image is gone or renamed: a becomes a.jpg once a.png is beside it.
         """
         overlays = {"background": self.background} if self.overlays else False
         settings = settings | {"overlay": overlays, "probs": self.probs}

@@ -49,7 +49,7 @@ STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_i
 class StartWeights(NamedTuple):
     """The weights that a new run starts from, and their source. An empty state_dict means random weights.
 
-    other_flags: the flags of a checkpoint of ours that give another network than this run's, as on a command line.
+    other_flags: the flags of our checkpoint that make another network than this run's, as words of a command line.
     """
 
     source: str

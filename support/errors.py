@@ -44,7 +44,7 @@ class DivergedError(UserError):
 
 
 class WriteError(UserError):
-    """A file cannot be written: the disk is full, or its folder is read-only."""
+    """A file cannot be written, for example because the disk is full."""
 
 
 class InputError(UserError):

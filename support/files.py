@@ -74,8 +74,8 @@ def write_errors(path: Path) -> Iterator[None]:
 def json_lines(path: Path) -> list[dict | None]:
     """Return the lines of a metrics.jsonl as objects, None for a damaged line. NaN becomes None: JSON has none.
 
-    An object has a "kind", a str, and a "step", an int. Values that programs read have the types of a run's, or are
-    None. Return [] without a file.
+    An object has a "kind", a str, and a "step", an int. Values that programs read have the types that a run writes,
+    or are None. Return [] without a file.
     """
     lines = path.read_bytes().decode("utf-8", "replace").split("\n") if path.is_file() else []
     return [_json_object(text) for text in lines if text]

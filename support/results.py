@@ -30,7 +30,7 @@ def reserve(
     overwrite: whether to remove all results first; None if the program has no such flag.
     files: {name: state of its input, such as size and time} of all results to make, which `note` also keeps. Results
     whose state has changed are removed. paths: maps a name to the paths of its results; nothing else is removed.
-    remedy: what else to do if the folder has other results, from ", or" on.
+    remedy: end of the message if the folder has other results, such as ", or ...".
     Returns the names that `note` has besides `files`: of inputs of an earlier start, whose results stay.
     Raises UserError, naming `flag`, if the folder cannot be written, is in one of the inputs, or has results of other
     settings (without overwrite) or of another program.

@@ -60,7 +60,7 @@ WRONG = [
     ("--pretrained coco --model_type deeplabv3", "--model_type deeplabv3_torchvision, --backbone resnet"),
     ("--freeze_bn train", "unexpected argument 'train': flags are written --name value"),
     ("--lr", "--lr: expected one argument"),
-    *[(f"--{name}=", f"--{name} is empty: name a file or folder, or drop it") for name in PATHS],
+    *[(f"--{name}=", f"--{name} is empty: give a value, or drop it") for name in PATHS],
     ("--stage pretrain", "--stage pretrain without --config"),
     ("--scale 2 1", "--scale 2 1: give the least and the largest factor"),
     ("--hue 0.6", "--hue 0.6: must be at least 0 and at most 0.5"),

@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_before_the_first_checkpoint_has_a_remedy(name, demo
         fail() if Path(target).name == name else move(source, target)
 
     monkeypatch.setattr(*(folder, "create", fail) if name == "folder" else (os, "replace", replace))
-    with refused(": make room, or choose a --logdir on another disk, then start again") as caught:
+    with refused(": make room or allow writing, or choose another --logdir") as caught:
         demo_run()
     assert "cannot be written (No space left on device)" in str(caught.value)
 

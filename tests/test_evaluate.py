@@ -104,7 +104,7 @@ def test_report_of_the_run_is_that_of_its_best_checkpoint(run, tmp_path):
         assert page_of(tmp_path / name / "index.html") == page
 
 
-SAID = "if its classes are the model's, add --classes {file}; if not, add a --label_map FILE"
+SAID = "if they only rename the model's, add --classes {file}; if not, add a --label_map FILE"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_label_above_the_classes_has_a_remedy_that_works(run, demo_root, tmp_p
     words = ["--dataset_path", "data"]
     with refused(f"{path}: label 5 in 12 pixel(s): with --numclasses 5 labels are 0..4") as error:
         score(run / "last.pt", tmp_path, *words)
-    assert "change its values by a --label_map FILE, or train a model with a higher --numclasses" in str(error.value)
+    assert "change its values with a --label_map FILE, or train a model with a higher --numclasses" in str(error.value)
     assert "raise --numclasses" not in str(error.value)
     Path("map.txt").write_text("".join(f"{number} {number}\n" for number in range(5)) + "5 255\n")
     assert score(run / "last.pt", tmp_path, *words, "--label_map", "map.txt")["pixels"] == 3 * 120 * 160 - 12
@@ -188,7 +188,7 @@ def test_signal_ends_it_on_all_ranks(run, tmp_path):
     ("words", "named"),
     [
         (["--checkpoint", ""], "--checkpoint is not set"),
-        (["--json", ""], "--json is empty: name a file or folder, or drop it"),
+        (["--json", ""], "--json is empty: give a value, or drop it"),
         (["--report", ""], "--report is empty"),
         (["--checkpoint", "damaged.pt"], "damaged.pt: damaged"),
         (["--checkpoint", "nan.pt"], "nan.pt: backbone.conv1.weight is not finite"),

@@ -79,11 +79,17 @@ def test_classes_that_are_never_predicted_are_named():
     assert missed_classes(scores(torch.tensor([[5, 1], [1, 3]])), ["0", "1"]) == ""
     # The object has 10 of 100 pixels, and 97 are called the object: IoU 10 / 97, where all 100 would have 10 / 100.
     everywhere = scores(torch.tensor([[3, 87], [0, 10]]))
-    line = "class 1 (car) has an IoU of 10.31, as it is predicted nearly everywhere; always predicting it has 10.00"
+    line = (
+        "class 1 (car) has an IoU of 10.31, as it is predicted on much of the image; if it is always predicted: 10.00"
+    )
     assert missed_classes(everywhere, ["0", "car"]) == line
     # 8 pixels are called the object, and 1 of them is it: IoU 1 / 17.
     elsewhere = missed_classes(scores(torch.tensor([[83, 7], [9, 1]])), ["0", "car"])
     assert elsewhere.startswith("class 1 (car) has an IoU of 5.88, as it is predicted mostly in wrong places;")
+    seldom = missed_classes(scores(torch.tensor([[90, 0], [9, 1]])), ["0", "car"])  # IoU 1 / 10
+    assert (
+        seldom == "class 1 (car) has an IoU of 10.00, as it is predicted too rarely; if it is always predicted: 10.00"
+    )
     rare = torch.diag(torch.tensor([91, *[0] * 9]))
     rare[1:, 0] = 1  # nine classes of one pixel, all called class 0
     text = missed_classes(scores(rare), [str(number) for number in range(10)])

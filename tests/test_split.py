@@ -176,7 +176,7 @@ def test_wrong_words_are_named(tmp_path, words, named):
 
 
 def test_an_empty_root_is_not_the_current_folder():
-    with refused("ROOT is empty: name a file or folder"):
+    with refused("ROOT is empty: give a value"):
         main([""])
 
 

@@ -91,7 +91,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_flag(flag: str, path: Path, remedy: str) -> Iterator[None]:
-    """Name the flag in a UserError of the body, which reads its file `path`, and the remedy if there is no file."""
+    """Add the flag to a UserError of the body, which reads the file `path`; also the remedy if there is no file."""
     try:
         yield
     except UserError as error:

@@ -116,7 +116,7 @@ def choose_classes(
             if holds_only_255(train):
                 choices["label_map"] = "binary", "masks hold only 0 and 255"
                 choices.setdefault("numclasses", (2, "the object and the rest"))
-                choices.setdefault("classes", ("binary", "names for them"))
+                choices.setdefault("classes", ("binary", "background and object"))
                 train = [{int(value == IGNORE): number for value, number in row.items()} for row in train]
         values = {value for row in (*train, *val) for value in row} - {IGNORE}
         choices.setdefault("numclasses", (infer_num_classes(values), "from the highest label"))
@@ -146,7 +146,9 @@ def warn_of_other_names(cfg: Config, classes: Classes, before: dict, otherwise: 
         return
     if names == classes.names:
         return
-    same = f"if its classes are the model's, add --classes {file}; if not, " if len(names) == len(classes.names) else ""
+    same = (
+        f"if they only rename the model's, add --classes {file}; if not, " if len(names) == len(classes.names) else ""
+    )
     log.warning(f"{file}: has other class names than the checkpoint, whose names stay in use: {same}{otherwise}")
 
 

@@ -81,8 +81,9 @@ def missed_classes(scores: Scores, class_names: list[str]) -> str:
         if len(class_names) > 2 or not share or iou > NEARLY * share:
             return ""
         name = class_label(number, class_names)
-        place = "nearly everywhere" if scores["acc"][number] > 0.5 else "mostly in wrong places"
-        constant = f"always predicting it has {100 * share:.2f}"
+        acc, precision = scores["acc"][number], scores["precision"][number]
+        place = "on much of the image" if acc > 0.5 else "mostly in wrong places" if precision < 0.5 else "too rarely"
+        constant = f"if it is always predicted: {100 * share:.2f}"
         return f"{name} has an IoU of {100 * iou:.2f}, as it is predicted {place}; {constant}"
     names = ", ".join(class_label(number, class_names) for number in missed[:MAX_NAMES])
     more = f" and {len(missed) - MAX_NAMES} more" if len(missed) > MAX_NAMES else ""

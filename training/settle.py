@@ -190,7 +190,7 @@ def take_recipe(
         log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {describe(choices)}")
     if prevented:
         length = ", ".join(f"--{name}" for name in sorted(LENGTH & cfg.typed))
-        log.info(f"not chosen, because {length} is set: {describe(prevented)}; set them yourself if you want them")
+        log.info(f"not chosen because of {length}: {describe(prevented)}; set them yourself if you want them")
     return dataclasses.replace(cfg, **{name: value for name, (value, _) in choices.items()})
 
 

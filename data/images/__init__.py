@@ -167,7 +167,7 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
     if bad.size:
         raise InputError(
             f"{path}: label {bad.flat[0]} in {bad.size} pixel(s): with --numclasses {num_classes} labels are "
-            f"0..{num_classes - 1}, and 255 = ignore: correct the mask, change its values by a --label_map FILE, or "
+            f"0..{num_classes - 1}, and 255 = ignore: correct the mask, change its values with a --label_map FILE, or "
             "train a model with a higher --numclasses (and name each class in the file of --classes, such as "
             "classes.txt)"
         )

@@ -101,8 +101,8 @@ class OnnxModel:
         except Exception as error:  # its exceptions have no common class
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"--model {path}: ONNX Runtime {onnxruntime.__version__} cannot load it ({reason}): if it is not "
-                "whole, write it again by export.py"
+                f"--model {path}: ONNX Runtime {onnxruntime.__version__} cannot load it ({reason}): if it is "
+                "incomplete, export it again"
             ) from None
         self.path, self.images_at_once = path, images_at_once
         metadata = self.session.get_modelmeta().custom_metadata_map

@@ -76,7 +76,8 @@ def run(args: ConvertFlags) -> tuple[int, list[str]]:
     file, text, beside = args.out / "classes.txt", numbering.text(), _split_flag(source, args)
     if os.path.lexists(file) and not (file.is_file() and read_bytes(file, MAX_BYTES) == text.encode()):
         remedy = f", or convert this split with --classes {file}" if args.split else ""
-        remedy = f", or add this export by --classes {file} {beside}" if beside else remedy
+        add = f", or add this export, without classes that the file lacks, by --classes {file} {beside}"
+        remedy = add if beside else remedy
         raise UserError(f"{file}: lists other classes than this export: choose a new output folder{remedy}")
     if comments := [name for name in numbering.names if name.split(" ")[0] == "#"]:
         problem = f"a class is named {comments[0]!r}, which is a comment in classes.txt"
@@ -84,7 +85,13 @@ def run(args: ConvertFlags) -> tuple[int, list[str]]:
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
     settings |= {"kind": name, "source": str(args.source.resolve())}
-    reserve(note, settings, results, "tools.convert", remedy=f", or add another export by {beside}" if beside else "")
+    reserve(
+        note,
+        settings,
+        results,
+        "tools.convert",
+        remedy=f", or add this export beside them by {beside}" if beside else "",
+    )
     write_atomic(file, text)
     job = Job(kind, args, numbering, images, masks)
     done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
@@ -94,7 +101,7 @@ def run(args: ConvertFlags) -> tuple[int, list[str]]:
 
 
 def _split_flag(source: Source, args: ConvertFlags) -> str:
-    """Return the flag that puts an export beside others in OUT; "" if it has a split, or none is possible."""
+    """Return the flag that puts an export beside others in OUT; "" if --split is set or cannot be."""
     if args.split or args.scribbles or len({entry.split for entry in source.entries} - {""}) > 1:
         return ""
     return shell.quoted(["--split", args.source.resolve().stem.lstrip(".") or "more"])

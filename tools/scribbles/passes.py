@@ -59,10 +59,9 @@ class Pass:
     def take_strokes(self, before: "Pass", taken: dict[str, str], cfg: Config) -> bool:
         """Write the strokes in before.converted, and for other images those in before.scribbles, to `scribbles`.
 
-        taken: before.drawings(), from before the conversion, so that a file that was saved meanwhile counts as late. An
-        image whose LabelMe file has no shape has no entry in before.converted, and then loses its strokes. Return
-        False, and remove `folder`, if no stroke differs from `before`. Raises UserError if an image in before.converted
-        is not in the training list.
+        taken: before.drawings(), read before the conversion, so that a file saved later counts as late. An image whose
+        LabelMe file has no shape loses its strokes, also if nothing was converted. Return False, and remove `folder`,
+        if no stroke differs from `before`. Raises UserError if an image of before.converted is not in the list.
         """
         scratch, has_changed = self.folder / ".strokes", False
         new = {path.stem: path for path in (before.converted / SCRIBBLES).glob("*.png")}

@@ -199,7 +199,7 @@ def run_steps(args: PipelineFlags) -> None:
             if not following.take_strokes(current, taken, cfg):
                 if budget not in (None, args.budget):
                     say(f"--budget {args.budget}: {current.suggested} keeps the places of an earlier start (--budget "
-                        f"{budget}); the new number counts from the next drawing on")  # fmt: skip
+                        f"{budget}); the new number applies to the next places")  # fmt: skip
                 break
         passes, start = [*passes, following], ["--pretrained", last]
     say(*strokes_table(passes, cfg))

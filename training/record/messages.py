@@ -217,7 +217,7 @@ def _log_scores(best: Path, cfg: Config, classes: Classes) -> str:
             page = document("docs/one_object.md#if-the-object-is-not-found")
             log.info(f"{name} is too low to be of use: {page} says what to try")
         if len(validations) > 2 and scores["step"] == validations[0]["step"]:
-            log.info("the first validation had the best score, so training lowered it afterwards: try a smaller --lr")
+            log.info("the first validation had the best score, and training lowered the score: try a smaller --lr")
     return name
 
 

@@ -130,8 +130,8 @@ class Run:
             log.removeHandler(self._handler)
             self.warn_on_error(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
         if isinstance(error, WriteError) and not can_resume:
-            raise UserError(f"{error}: make room, or choose a --logdir on another disk, then start again") from None
+            raise UserError(f"{error}: make room or allow writing, or choose another --logdir") from None
         # A run that diverged would diverge again.
         if can_resume and isinstance(error, UserError) and not isinstance(error, DivergedError):
-            remedy = ": make room" if isinstance(error, WriteError) else ""
+            remedy = ": make room or allow writing" if isinstance(error, WriteError) else ""
             raise UserError(f"{error}{remedy}; {resume_hint(self.cfg, self.group, self.folder)}") from None

@@ -86,7 +86,7 @@ def read(source: Source) -> None:
     usual, count = counts.most_common(1)[0] if counts else (BLACK, 0)
     if source.options.scribbles and usual != BLACK and count > DENSE * counts.total():
         share = f"{_name(usual)} is on {count / counts.total():.0%} of the pixels"
-        remedy = "list the other colours in a file for --classes, which ignores it"
+        remedy = "list only the other colours in --classes FILE, so that it is ignored"
         source.notes.append(f"{share}: if it means unlabelled, {remedy}")
     source.notes += twins([colour for colour in colours if colour not in mixed], palettes)
     source.colours = {_name(colour): tuple(colour.to_bytes(3, "big")) for colour in classes}
@@ -253,10 +253,11 @@ def _pack(colour: Sequence[int]) -> int:
 
 
 def _packed(path: Path) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return the colours of a mask, where it is transparent, (H, W) bool, and whether transparent pixels hide a colour.
+    """Return (colours, is_clear, is_hidden) of a mask.
 
-    A colour is 65536 * red + 256 * green + blue, (H, W) int32. Transparent pixels are black. Raises InputError if the
-    file is damaged.
+    is_clear: where it is transparent, (H, W) bool. is_hidden: whether transparent pixels hide a colour. A colour is
+    65536 * red + 256 * green + blue, (H, W) int32. Transparent pixels are black. Raises InputError if the file is
+    damaged.
     """
 
     def convert(image: Image.Image) -> Image.Image:
