@@ -95,7 +95,7 @@ def test_names_of_splits_in_training_and_scoring(tmp_path, capsys):
     score = using(folder / "last.pt")
     capsys.readouterr()
     assert evaluate.main(score) == 0  # the checkpoint remembers the name
-    assert "on 1 images of validation" in capsys.readouterr().out
+    assert "on 1 image of validation" in capsys.readouterr().out
     assert evaluate.main([*score, "--split", "test"]) == 0
     assert "on 2 images of test" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no split 'val': looked for the folder .*images/val.*--val_split"):
