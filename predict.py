@@ -35,6 +35,7 @@ from inference.predictor import ImagePredictor, Step, each_batch, predict_batch
 from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, run_program
 from support.errors import UserError
 from support.files import check_place, sha256
+from training.checkpoint_content import naming_flag
 from training.data import data_folders, make_loader
 
 log = logging.getLogger("segtrain")
@@ -81,7 +82,8 @@ def load_model(flags: PredictFlags, overrides: dict, group: Group) -> tuple[Imag
                 f"--model {flags.model}: predicts whole images at one scale, with its own weights: drop --checkpoint "
                 "and every flag of model and images, --scales and --flip"
             )
-        model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
+        with naming_flag("--model", Path(flags.model), "name an ONNX FILE that export.py wrote"):
+            model = OnnxModel(Path(flags.model), group.device, images_at_once=flags.val_batchsize)
         classes = read_classes(flags.classes, model.num_classes) if flags.classes else model.classes
         settings = {"model": sha256(model.path), "colours": classes.colours[: model.num_classes].tolist()}
         background = overrides.get("background", model.background)

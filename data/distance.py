@@ -102,12 +102,18 @@ def main(argv: list[str] | None = None) -> None:
     say(f"{args.out}: {len(labels)} distance map(s)")
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("is empty")
+    return Path(text)
+
+
 def parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m data.distance", description="Write distance maps as PNGs.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--scribbles", type=Path, metavar="DIR", help="folder of scribbles")
-    source.add_argument("--pseudo", type=Path, metavar="DIR", help="folder of pseudo-labels")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder; created if missing")
+    source.add_argument("--scribbles", type=_path, metavar="DIR", help="folder of scribbles")
+    source.add_argument("--pseudo", type=_path, metavar="DIR", help="folder of pseudo-labels")
+    parser.add_argument("--out", type=_path, required=True, metavar="DIR", help="output folder; created if missing")
     parser.add_argument("--background", choices=("0", "none"), default="0", help="background class, as in train.py [0]")
     parser.add_argument("--label_map", default="", metavar="FILE", help="as train.py's --label_map [none]")
     parser.add_argument(

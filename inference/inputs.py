@@ -52,7 +52,8 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
                 else:
                     others.setdefault(os.path.abspath(file), file)
     if not images and hides:
-        raise UserError(f"--input {' '.join(words)}: all its images are results of predict.py: name another folder")
+        place = f"all its images are in {', '.join(SUFFIXES)} of an output folder: name other images"
+        raise UserError(f"--input {' '.join(words)}: {place}, or another --output")
     if not images:
         hint = film_hint(others.values())
         raise UserError(f"--input {' '.join(words)}: no image found, only {len(others)} other file(s){hint}")

@@ -169,6 +169,18 @@ TINY_TIMM = {"backbone": "timm:test_efficientnet", "model_type": "deeplabv3p_mul
 TINY_TIMM |= {"dataset": "Dense", "crop_size": 65}
 
 
+def test_a_run_with_another_default_head_goes_on(demo_run):
+    """Earlier versions had res50_ASPP for networks of timm, too."""
+    values = TINY_TIMM | {"name": "x", "max_steps": 1, "epochs": None, "head_channels": None}
+    demo_run(**values | {"model_type": "res50_ASPP"})
+    folder = demo_run(**values | {"model_type": None, "max_steps": 2, "resume": "auto"})
+    config = checkpoint.read_model(folder / "last.pt").config
+    assert (folder.name, config["model_type"]) == ("x", "res50_ASPP")
+    assert [line["step"] for line in read_metrics(folder, "val")] == [1, 2]
+    folder = demo_run(**values | {"model_type": None, "name": "y"})
+    assert checkpoint.read_model(folder / "last.pt").config["model_type"] == "deeplabv3p_multi"
+
+
 def test_run_is_trained_saved_and_scored(demo_run, tmp_path):
     """test_draws.py has runs that are stopped and resumed."""
     folder = demo_run(epochs=2, ema=0.9, **TINY_TIMM)

@@ -123,6 +123,7 @@ def test_command_writes_what_training_would_compute(tmp_path, demo_root):
         ("--pseudo a --out o --workers x", "argument --workers: invalid int value: 'x'"),
         ("--pseudo a --out o --background 1", "argument --background: invalid choice: '1'"),
         ("--pseudo nowhere --out o", "nowhere: no such folder"),
+        ("--pseudo a --out=", "argument --out: is empty"),
         ("--pseudo a --out o --size 3", "unrecognized arguments: --size 3"),
     ],
 )

@@ -334,24 +334,24 @@ def test_onnx_file_that_is_not_whole_of_others_or_of_later_is_refused(onnx_file,
     import onnx
 
     path, whole = tmp_path / "other.onnx", onnx_file.read_bytes()
-    with pytest.raises(UserError, match=r"--model .*other\.onnx: no such file: name an ONNX FILE that export"):
+    with pytest.raises(UserError, match=r"other\.onnx: no such file"):
         OnnxModel(path, CPU)
     for content in (b"", b"not a model", whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"--model .*other\.onnx: (ONNX Runtime .* cannot load it|not a file that)"):
+        with pytest.raises(UserError, match=r"other\.onnx: (ONNX Runtime .* cannot load it|not a file that)"):
             OnnxModel(path, CPU)
     proto = onnx.load(onnx_file)
     content = {item.key: item.value for item in proto.metadata_props}
     onnx.helper.set_model_props(proto, content | {"segtrain_format": "99"})
     onnx.save(proto, path)
-    with pytest.raises(UserError, match=r"--model .*other\.onnx: written by a later version of segtrain \(format 99\)"):
+    with pytest.raises(UserError, match=r"other\.onnx: written by a later version of segtrain \(format 99\)"):
         OnnxModel(path, CPU)
     onnx.helper.set_model_props(proto, {key: content[key] for key in KEYS})  # as an earlier version did
     onnx.save(proto, path)
     assert OnnxModel(path, CPU).num_classes == 5
     del proto.metadata_props[:]
     onnx.save(proto, path)
-    with pytest.raises(UserError, match=r"--model .*other\.onnx: not a file that export\.py wrote"):
+    with pytest.raises(UserError, match=r"other\.onnx: not a file that export\.py wrote"):
         OnnxModel(path, CPU)
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from distributed.precision import resolve
 
 ROOT = Path(__file__).parent.parent
 # {part: (file, text, the text with a fault)}
@@ -45,7 +44,7 @@ def test_parts_pass_without_a_fault(copy):
         result.stdout
     )
     assert result.returncode == 0
-    amp = f"--amp {resolve('auto', torch.device('cpu'))}"
+    (amp,) = (name for name in parts["speed"]["figures"] if name.startswith("--amp"))  # the faster type, as measured
     assert parts["speed"]["figures"][amp]["deeplabv3"]["ms"] > 0
     assert f"| torchvision, channels-last, {amp} | " in result.stdout
 

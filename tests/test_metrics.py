@@ -90,6 +90,8 @@ def test_classes_that_are_never_predicted_are_named():
     assert (
         seldom == "class 1 (car) has an IoU of 10.00, as it is predicted too rarely; if it is always predicted: 10.00"
     )
+    large = missed_classes(scores(torch.tensor([[4510, 990], [1800, 2700]])), ["0", "car"])  # IoU 2700 / 5490
+    assert large == "class 1 (car) has an IoU of 49.18; if it is always predicted: 45.00"
     rare = torch.diag(torch.tensor([91, *[0] * 9]))
     rare[1:, 0] = 1  # nine classes of one pixel, all called class 0
     text = missed_classes(scores(rare), [str(number) for number in range(10)])
@@ -111,6 +113,12 @@ def test_the_end_of_a_run_says_what_to_try(tmp_path, caplog):
             assert "IoU of class 1 (object) is too low to be of use: " in caplog.text
             assert "docs/one_object.md#if-the-object-is-not-found says what to try" in caplog.text
             assert ("the first validation had the best score" in caplog.text) == is_first
+        lines = [{"kind": "val", "step": step, **nowhere} for step in (20, 30, 40)]  # never found: no score is lower
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        caplog.clear()
+        messages._log_scores(tmp_path / "best.pt", Config(), read_classes("binary", 2))
+        assert "never predicted" in caplog.text
+        assert "the first validation" not in caplog.text
 
 
 def test_scores_of_images_and_the_interval_over_them():

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 
 import predict
 from data.images import read_image
+from data.images.files import jpeg_damage
 from data.overlays import overlay
 from inference.inputs import film_hint, find_inputs
 from segtrain import load
@@ -119,6 +121,15 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     # As shown, not as stored: 60 high and 80 wide, like the one that was not turned. CMYK looks like the original.
     for name in ("turned", "cmyk"):
         assert (mask(out / f"masks/{name}.png") == mask(out / "masks/good.png")).mean() > 0.9
+
+
+def test_damage_is_looked_for_in_jpeg_files_only(faulty, tmp_path, monkeypatch):
+    """A service may close the standard error, to which libjpeg writes; other formats may have no 8 bits."""
+    assert jpeg_damage(faulty / "damaged.jpg").startswith("Corrupt JPEG data")
+    Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "deep.tif")
+    assert [jpeg_damage(path) for path in (faulty / "good.JPG", faulty / "one.png", tmp_path / "deep.tif")] == [""] * 3
+    monkeypatch.setattr(sys, "stderr", None)
+    assert jpeg_damage(faulty / "damaged.jpg") == ""
 
 
 def test_inputs_are_named_relative_to_their_common_folder(tmp_path, monkeypatch):
@@ -305,6 +316,10 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
         (["--input", ""], "--input is empty"),
         (["--input", "a.png", "--output", ""], "--output is empty"),
         (["--model", ""], "--model is empty"),
+        (
+            ["--input", ".", "--checkpoint", "", "--model", "no.onnx", "--workers", "0"],
+            "--model no.onnx: no such file: name an ONNX FILE that export.py wrote",
+        ),
         (["--input", "x.jpg"], "--input x.jpg: no such file"),
         (
             ["--input", ".", "--checkpoint", "nowhere.pt"],
@@ -317,7 +332,10 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
         (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
         (["--input", "a.png", "--output", "file"], "--output file: is a file"),
         (["--input", "a.png", "--output", "a.png/out"], "--output a.png/out: a.png is a file"),
-        (["--input", "data/masks", "--output", "data"], "--input data/masks: all its images are results of predict.py"),
+        (
+            ["--input", "data/masks", "--output", "data"],
+            "--input data/masks: all its images are in masks, overlays, probs of an output folder",
+        ),
         (["--input", "data/images", "--output", "data/images/x"], "which programs read as input"),
         (["--input", "a.png", "--output", "mask.png"], "--output mask.png: ends like a file"),
         (["--input", "a.png", "--long_side", "60000"], ".pt with --long_side 60000, --window 0"),

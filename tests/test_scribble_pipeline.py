@@ -203,6 +203,9 @@ def test_out_may_be_a_folder_of_its_own_in_the_data_set_only(data, tmp_path, mon
             scribble_pipeline.main([str(root), str(out)])
     assert sorted(root.rglob("*")) == before
     assert scribble_pipeline.main([str(root), str(root / "work")]) == 0
+    for file in (root / "JPEGImages").iterdir():
+        file.rename(root / file.name)
+    assert scribble_pipeline.main([str(root), str(root / "beside"), "--image_path", "."]) == 0
 
 
 def test_strokes_are_drawn_from_masks_that_are_named_otherwise_than_their_images(data, tmp_path, monkeypatch):

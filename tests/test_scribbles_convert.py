@@ -135,6 +135,7 @@ def test_brush_masks_of_label_studio(tmp_path, capsys):
     ("ground", "classes", "expected", "said"),
     [
         ((0, 0, 0, 0), "", [255, 0, 1], ""),
+        ((0, 0, 0, 255), "back #000000\nred #ff0000", [255, 255, 1], ""),  # one transparent pixel is no ground
         ((0, 0, 0, 0), "green #00ff00\nred #ff0000", [255, 255, 1], ""),  # no class has black: status 1
         ((0, 0, 0, 0), "back #000000\nred #ff0000", [255, 0, 1], "class back is black"),
         ((0, 0, 0), "back #000000\nred #ff0000", [255, 255, 1], "class back is black"),
@@ -146,6 +147,8 @@ def test_strokes_painted_in_black(tmp_path, ground, classes, expected, said, cap
     picture = np.full((12, 8, len(ground)), ground, np.uint8)
     picture[10] = [0, 0, 0, 255][: len(ground)]
     picture[11] = [255, 0, 0, 255][: len(ground)]
+    if ground == (0, 0, 0, 255):
+        picture[0, 0, 3] = 0
     for folder in ("images", "masks"):
         (tmp_path / "in" / folder).mkdir(parents=True)
     Image.fromarray(picture).save(tmp_path / "in/masks/a.png")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -136,8 +137,9 @@ def warn_of_other_names(cfg: Config, classes: Classes, before: dict, otherwise: 
     the user sets, --classes or a --label_map to the model's classes, are no mistake.
     """
     file = class_file(Path(cfg.dataset_path)) if cfg.dataset_path else ""
-    is_chosen = cfg.dataset_path == before.get("dataset_path") and cfg.classes != file  # by the run
-    is_mapped = cfg.label_map and cfg.label_map != before.get("label_map")
+    is_same = os.path.realpath(cfg.dataset_path) == os.path.realpath(before.get("dataset_path") or "")
+    is_chosen = is_same and (not cfg.classes or os.path.realpath(cfg.classes) != os.path.realpath(file))  # by the run
+    is_mapped = cfg.label_map not in ("", "binary")  # the file may name the labels before
     if not file or is_chosen or is_mapped or cfg.classes != before.get("classes"):
         return
     try:

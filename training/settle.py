@@ -51,6 +51,8 @@ def settle(cfg: Config, group: Group) -> Plan:
     prepare_demo_data(cfg, group)
     cfg = choose_layout(cfg, group)
     run_folder, resumed = find_run(cfg, group)
+    if resumed and "model_type" not in cfg.given:  # an earlier version may have had another default
+        cfg = dataclasses.replace(cfg, model_type=resumed.config["model_type"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
     if run_folder is None and group.is_main:  # if this raises, the lifeline ends the other ranks
         data = [path for split in files.values() for path in split.folders.values()]
@@ -180,7 +182,7 @@ def take_recipe(
             choose_flags(as_dict(cfg), names, device, len(files.files), sizes, **options)
             for names in (given, given - (LENGTH & cfg.typed))
         )
-        return choices, {name: open_length[name] for name in LEARNING & {*open_length} if name not in choices}
+        return choices, {name: choice for name, choice in open_length.items() if name in LEARNING - {*choices}}
 
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.
     choices, prevented = group.broadcast(

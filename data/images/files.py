@@ -253,7 +253,7 @@ def jpeg_damage(path: Path) -> str:
     them to the standard error, so this function redirects that to a file.
     """
     data = path.read_bytes()
-    if not data.startswith(b"\xff\xd8"):
+    if not data.startswith(b"\xff\xd8") or sys.stderr is None:  # some services close the standard error
         return ""
     saved = os.dup(2)
     sys.stderr.flush()

@@ -90,7 +90,7 @@ class OnnxModel:
     def __init__(self, path: Path, device: torch.device, images_at_once: int = 4):
         onnxruntime = import_extra("onnxruntime")
         if not path.is_file():
-            raise UserError(f"--model {path}: no such file: name an ONNX FILE that export.py wrote")
+            raise UserError(f"{path}: no such file")
         providers: list = ["CPUExecutionProvider"]
         if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
@@ -101,7 +101,7 @@ class OnnxModel:
         except Exception as error:  # its exceptions have no common class
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"--model {path}: ONNX Runtime {onnxruntime.__version__} cannot load it ({reason}): if it is "
+                f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it ({reason}): if it is "
                 "incomplete, export it again"
             ) from None
         self.path, self.images_at_once = path, images_at_once
@@ -110,11 +110,11 @@ class OnnxModel:
             self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
         except (KeyError, ValueError):
             raise UserError(
-                f"--model {path}: not a file that export.py wrote: its metadata is missing: export the checkpoint"
+                f"{path}: not a file that export.py wrote: its metadata is missing: export the checkpoint"
             ) from None
         if self.metadata["segtrain_format"] > FORMAT:
             raise UserError(
-                f"--model {path}: written by a later version of segtrain (format {self.metadata['segtrain_format']}): "
+                f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']}): "
                 "update segtrain, or export the checkpoint again"
             )
         self.long_side: int = json.loads(metadata.get(LONG_SIDE, "0"))

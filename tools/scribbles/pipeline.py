@@ -137,7 +137,10 @@ def run_steps(args: PipelineFlags) -> None:
         "simulate": simulate,
         "pseudo": pseudo,
     }
-    inputs = [*splits[0].folders.values(), masks, *([data] if work == data else [])]  # a new folder in `data` is fine
+    # A new folder in `data` is fine, also if the images lie in `data` itself (--image_path .).
+    inputs = [
+        folder for folder in (*splits[0].folders.values(), masks, data) if folder.resolve() != data or work == data
+    ]
     # train.py would keep models of other labels or flags, and their scores.
     reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", inputs=inputs)
     passed_on = {name: getattr(cfg, name) for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default}
@@ -171,8 +174,8 @@ def run_steps(args: PipelineFlags) -> None:
         current, last = passes[-1], passes[-1].folder / f"round_{args.rounds}" / "best.pt"
         budget = current.budget()  # of an earlier start: the user may have drawn at its places
         if budget and not last.is_file():
-            raise UserError(f"--rounds {args.rounds}: {current.suggested} has places from a model of fewer rounds, and "
-                            "training goes on from that model: set --rounds as before")  # fmt: skip
+            raise UserError(f"{last}: is missing, and training goes on from it, as {current.suggested} has places: set "
+                            "--rounds as before, or restore the file")  # fmt: skip
         if not (current.suggested / "next.csv").is_file():
             train_rounds(current.folder, current.scribbles, *start)
             words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", budget or args.budget]

@@ -78,7 +78,8 @@ def log_start(
     rates = f"{len(factors)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
     log.log(logging.INFO if len(factors) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
     log_schedule(schedule)
-    log_left_out(schedule.sampler, state)
+    if not schedule.is_over(state):
+        log_left_out(schedule.sampler, state)
     named = Path(cfg.logdir, cfg.name)
     place = f"{folder}, as {named} has an earlier run" if plan.folder is None and folder != named else str(folder)
     log.info(f"writing to {place}" + ("; there is nothing left to do" if schedule.is_over(state) else ""))
@@ -213,10 +214,12 @@ def _log_scores(best: Path, cfg: Config, classes: Classes) -> str:
     for scores in [line for line in validations if line["step"] == step_of(best)][-1:]:
         log.info(f"{best}, step {scores['step']}:\n{table(scores, classes.names)}")
         name, _ = deciding_score(scores, classes.names, cfg.background_class)
-        if len(classes.names) == 2 and missed_classes(scores, classes.names):
+        is_object = single_object(len(classes.names), cfg.background_class) is not None
+        if is_object and missed_classes(scores, classes.names):
             page = document("docs/one_object.md#if-the-object-is-not-found")
             log.info(f"{name} is too low to be of use: {page} says what to try")
-        if len(validations) > 2 and scores["step"] == validations[0]["step"]:
+        first, *others = (deciding_score(line, classes.names, cfg.background_class)[1] for line in validations)
+        if len(others) > 1 and scores["step"] == validations[0]["step"] and others[-1] < first:
             log.info("the first validation had the best score, and training lowered the score: try a smaller --lr")
     return name
 

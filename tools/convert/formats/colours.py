@@ -54,7 +54,7 @@ def read(source: Source) -> None:
         names = _class_of_colour(source.options)  # raises before anything is written
         source.names, source.unlabelled = source.options.known.names, False
         if BLACK in names and source.options.scribbles:
-            source.notes.append(f"class {names[BLACK]} is black: it is read only in masks with transparent pixels, "
+            source.notes.append(f"class {names[BLACK]} is black: it is read only in masks of transparent ground, "
                                 "because black is unlabelled in all others")  # fmt: skip
         return
     counts: Counter[int] = Counter()
@@ -101,8 +101,8 @@ def _readable(entries: list[Entry], doing: str) -> Iterator[tuple[np.ndarray, np
 
 
 def _black_strokes(pixels: np.ndarray, is_clear: np.ndarray) -> np.ndarray:
-    """Return where strokes are black, (H, W) bool. Without transparent pixels, black is unlabelled."""
-    return (pixels == BLACK) & ~is_clear & is_clear.any()
+    """Return where strokes are black, (H, W) bool. Unless the ground is transparent, black is unlabelled."""
+    return (pixels == BLACK) & ~is_clear & bool(is_clear.mean() > DENSE)
 
 
 def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
@@ -137,7 +137,7 @@ def _channels(packed: np.ndarray) -> np.ndarray:
 def shapes(mask: Path, size: tuple[int, int], options: Options, converted: Converted) -> Iterator[Shape]:
     """Yield the pixels of each colour of a mask. Black is unlabelled in strokes, and elsewhere if no class has it.
 
-    But if pixels around strokes are transparent, those are unlabelled, and black is a stroke.
+    But if the ground of strokes is transparent, it is unlabelled, and black is a stroke.
     """
     pixels, is_clear, converted.is_hidden = _packed(mask)
     height, width = pixels.shape
