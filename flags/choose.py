@@ -136,7 +136,7 @@ def choose_flags(
     # The optimizer. --lr does not decide it: runs that differ in --lr must have one optimizer.
     if flags["backbone"] != "resnet" or is_own:
         usual = "usual for networks of your own" if is_own else "usual for networks of timm"
-        usual += "; if your --lr is for sgd, set --optimizer sgd" if "lr" in given else ""
+        usual += "; if the lr is for sgd, set --optimizer sgd" if "lr" in given else ""
         is_sgd = "momentum" in given
         choose("optimizer", "sgd" if is_sgd else "adamw", "as --momentum is set; adamw is usual" if is_sgd else usual)
     if flags["optimizer"] == "adamw":

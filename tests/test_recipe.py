@@ -113,7 +113,7 @@ def test_what_is_given_is_kept():
         assert not {"max_steps", "repeat"} & set(recipe(PHOTOS, name))
     # --lr does not decide the optimizer, but --momentum does, and the log says so.
     for name, kept in (
-        ("lr", ("adamw", "usual for networks of timm; if your --lr is for sgd, set --optimizer sgd")),
+        ("lr", ("adamw", "usual for networks of timm; if the lr is for sgd, set --optimizer sgd")),
         ("momentum", ("sgd", "as --momentum is set; adamw is usual")),
     ):
         chosen = choose_flags(as_dict(Config(backbone="timm:resnet18")), {name, "backbone"}, **PHOTOS)
