@@ -1,6 +1,6 @@
 """Train a semantic-segmentation model from scribbles or dense masks.
 
-python train.py                                  # one device; without data, on the drawn demo
+python train.py                                  # one device; without data, on images that it draws
 python train.py --dataset_path VOC2012           # your data
 bash train_torchrun.sh --dataset_path VOC2012    # one run on all GPUs of this machine
 torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:PORT train.py --dataset_path VOC2012
@@ -56,7 +56,7 @@ log = logging.getLogger("segtrain")
 def main(argv: list[str] | None = None) -> int:
     """Train as the flags say, or evaluate or predict with --task. Return the exit status: 0, or STOPPED after a signal.
 
-    predict.py returns 1 if it could not predict an image.
+    With --task predict, it is 1 if an image could not be predicted.
     argv: the command line's words; None: sys.argv.
     """
     cfg = parse_flags(argv)
@@ -92,8 +92,8 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # Schedule scales --lr by --lr_scaling. If a resumed run has another global batch than at its first start, it also
-    # scales --lr by their ratio. The checkpoint holds the first one.
+    # Schedule scales --lr as --lr_scaling says. In a resumed run, it does so again for the ratio of today's global
+    # batch to that of the first start, which the checkpoint holds.
     schedule = Schedule(cfg, train_loader.sampler, plan.resumed)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
     # This loads the checkpoint of a resumed run into model and optimizer.
@@ -104,9 +104,9 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.write_samples(lambda: draw_samples(cfg, train_loader, plan.classes))  # rank 0 of a new run draws augmented.jpg
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
-    # All ranks must start with equal weights. A checkpoint from mid-epoch (samples > 0) restores each rank's own
-    # batch-norm statistics, so compare those only at the start of an epoch.
-    rank_checks.check_weights(group, raw_model, buffers_averaged=(state.samples == 0))
+    # All ranks must start with equal weights. DDP does not broadcast batch-norm statistics here: in mid-epoch
+    # (samples > 0), each rank has its own, also after a resume, so they are compared only at the start of an epoch.
+    rank_checks.check_weights(group, raw_model, compare_batch_norm=(state.samples == 0))
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
 
@@ -160,13 +160,13 @@ class Trainer:
             # Validate after the previous step, if due. This is not at the end of the loop, because a signal may stop
             # the validation: the resumed run begins here, and repeats it. After the last step, close_epoch() validates.
             if schedule.validates_step(state):
-                state.average_batch_norm(self.group)  # all ranks must score and save one model
+                state.average_batch_norm(self.group)  # all ranks must score and save the same model
                 score_line, is_best = self.validate()
                 log.info(f"{title}, step {state.step}: {score_line}")
                 if is_best:
                     run.save(state, "best.pt")
                 if state.stops_early(cfg.patience):
-                    break
+                    break  # close_epoch() does not validate this step again
                 self.enter_train_mode()
             self.train_step(micro_batches)
             if schedule.saves_step(state):
@@ -210,8 +210,8 @@ class Trainer:
                     outputs = state.model(batch.image, batch.foreground)  # foreground: None unless LoRM is trained
                 # With --lorm_scope all, the number of LoRM's terms (x - y)^2 depends on the features (models/lorm.py),
                 # so `divisors` cannot contain it. The criterion divides by outputs["lorm_count"] instead: sum it over
-                # ranks. Later micro-batches are not computed yet, so each is divided by its own number, and the loss
-                # is their mean: hence the factor.
+                # ranks. Later micro-batches are not computed yet, so each is divided by its own count. The factor makes
+                # the loss the mean of the micro-batches' losses.
                 if "lorm_count" in outputs:
                     outputs["lorm_count"] = group.sum(outputs["lorm_count"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
@@ -222,15 +222,15 @@ class Trainer:
                 hits.append(count_hits(outputs["logits"], batch))
 
         # 3. Clip gradients, update the weights and the EMA, set gradients to zero, and count the step and its samples.
-        # In this process's first step, also compare the ranks: a model that was not wrapped, or that changes its
-        # weights by itself, would diverge between ranks without an error.
+        # In this process's first step, also compare the ranks: a model that is not wrapped, or whose forward()
+        # changes its weights, would diverge between ranks without an error.
         is_first = state.steps_since_start == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.train_loader.sampler.global_batch
         state.optimizer_step(lr, num_images)
         if is_first:
-            rank_checks.check_weights(group, state.raw_model, buffers_averaged=False)
+            rank_checks.check_weights(group, state.raw_model, compare_batch_norm=False)
 
         # 4. Log the losses. Metrics reads them one step later, so the CPU does not wait for the GPU here. A loss that
         # is not finite ends the run.
@@ -245,7 +245,7 @@ class Trainer:
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
         run, state, schedule, sampler = self.run, self.state, self.schedule, self.train_loader.sampler
-        state.average_batch_norm(self.group)  # all ranks must score and save one model
+        state.average_batch_norm(self.group)
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
         if schedule.validates_epoch(state):
             score_line, is_best = self.validate()
@@ -278,7 +278,7 @@ class Trainer:
         is_best = state.record_score(score)  # equal on all ranks, as the scores are
         messages.log_missed_classes(cfg, result.scores, self.classes)
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
-        # save() writes the report with the checkpoint, so that both are of the same step.
+        # save() writes it: after a best validation, that is the save of best.pt.
         predictions = report.gather_predictions(result, group) if is_best else {}
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
         return messages.score_text(name, score, result.scores, is_best, state), is_best

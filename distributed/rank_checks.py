@@ -80,13 +80,13 @@ def check_gradients(group: Group, raw_model: nn.Module) -> None:
     _check_same(group, gradients, "gradient of ", advice)
 
 
-def check_weights(group: Group, raw_model: nn.Module, *, buffers_averaged: bool) -> None:
+def check_weights(group: Group, raw_model: nn.Module, *, compare_batch_norm: bool) -> None:
     """Check that parameters are finite, and that parameters and buffers are equal on all ranks. Collective.
 
-    buffers_averaged: False between calls of Group.average_buffers(), when batch-norm statistics differ between ranks:
+    compare_batch_norm: False between calls of Group.average_buffers(), when batch-norm statistics differ between ranks:
     these are not compared. Raises DivergedError on inf or nan, UserError on a difference.
     """
-    local = set() if buffers_averaged else _local_buffers(raw_model)
+    local = set() if compare_batch_norm else _local_buffers(raw_model)
     values = {name: value for name, value in raw_model.state_dict().items() if name not in local}
     check_finite(raw_model)  # first: nan on all ranks is equal, and the reason for a difference
     advice = "train the module that Group.wrap() returns, and change weights in the same way on all ranks"

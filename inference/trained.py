@@ -211,7 +211,7 @@ def load_on_ranks(flags: InferenceFlags, overrides: dict, group: Group) -> tuple
     trained = TrainedModel(flags.checkpoint, overrides)
     trained.cfg = dataclasses.replace(trained.cfg, amp=resolve_amp(trained.cfg.amp, group))
     predictor = trained.predictor(flags.weights, group.device, **inference_settings(flags))
-    rank_checks.check_weights(group, predictor.model, buffers_averaged=True)
+    rank_checks.check_weights(group, predictor.model, compare_batch_norm=True)
     return trained, predictor
 
 

@@ -123,10 +123,10 @@ def test_one_value_a_channel_is_refused_and_statistics_that_are_not_finite_are_s
             function(x)
     group = Group(torch.device("cpu"))
     norm.register_buffer("cache", torch.empty(0))  # a network of the user's own may have one without elements
-    check_weights(group, norm, buffers_averaged=True)
+    check_weights(group, norm, compare_batch_norm=True)
     norm.running_var[1] = torch.nan
     with pytest.raises(DivergedError, match=r"no longer finite \(running_var\)"):
-        check_weights(group, norm, buffers_averaged=True)
+        check_weights(group, norm, compare_batch_norm=True)
 
 
 def test_in_mid_epoch_the_statistics_of_synchronised_norms_must_be_equal_on_all_ranks():
@@ -136,6 +136,6 @@ def test_in_mid_epoch_the_statistics_of_synchronised_norms_must_be_equal_on_all_
         return [sums, {name: value + name.endswith("running_mean") for name, value in sums.items()}]
 
     group = SimpleNamespace(world_size=2, gather=gather)
-    check_weights(group, nn.Sequential(BatchNorm2d(C)), buffers_averaged=False)
+    check_weights(group, nn.Sequential(BatchNorm2d(C)), compare_batch_norm=False)
     with pytest.raises(UserError, match=r"0\.running_mean differs between rank 0 and rank 1"):
-        check_weights(group, nn.Sequential(synchronised()), buffers_averaged=False)
+        check_weights(group, nn.Sequential(synchronised()), compare_batch_norm=False)

@@ -93,7 +93,7 @@ class TrainState:
         """
         for model in self.all_models:
             group.average_buffers(model)
-        rank_checks.check_weights(group, self.raw_model, buffers_averaged=True)
+        rank_checks.check_weights(group, self.raw_model, compare_batch_norm=True)
         if group.world_size > 1:
             log.debug(f"epoch {self.epoch + 1}: weights are equal on all {group.world_size} ranks")
 
