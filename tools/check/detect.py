@@ -9,11 +9,9 @@ from data.label_check import VALUE_JUMP, objects_as_255
 from support.labels import IGNORE
 from tools.check.counts import Counts
 from tools.check.facts import FileFacts, LabelFacts, Sample, first_six
-from tools.check.rules import Findings
+from tools.check.rules import DENSE_STROKES, FEW, Findings
 
-DENSE = 0.5  # strokes label a few percent of the pixels
 GREYS = {f"#{bytes([value] * 3).hex()}": value for value in range(256)}
-FEW = 4  # a misspelt class is in so many times fewer images than the right one, at least
 
 
 def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> None:
@@ -139,7 +137,7 @@ def check_classes(counts: Counts, findings: Findings) -> None:
     if len(present) == 1 and "pseudo" not in counts.labels[train]:
         findings.add("one-class", train, f"class {present[0]}")
     labelled = 1 - counts.ignored.get(train, 1)
-    if counts.has_strokes and has_labels and labelled > DENSE:
+    if counts.has_strokes and has_labels and labelled > DENSE_STROKES:
         findings.add("strokes-dense", train, f"{labelled:.0%} of the pixels are labelled")
 
 

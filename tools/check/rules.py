@@ -3,6 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# Limits of the rules.
+DENSE_STROKES = 0.5  # share of the labelled pixels: strokes label a few percent
+FEW = 4  # a misspelt class is in so many times fewer images than the right one, at least
+
 # {code: (what is wrong, what to do)}. Errors stop training, or make it or its scores wrong.
 ERRORS = {
     "split-missing": ("no such split", "add its folders or its list; training needs train and val"),

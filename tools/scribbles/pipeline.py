@@ -42,7 +42,7 @@ from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
 from support.terminal import say, warn
 from support.user_code import is_code
-from tools.check.detect import DENSE
+from tools.check.rules import DENSE_STROKES
 from tools.scribbles.__main__ import READER as SIMULATE
 from tools.scribbles.passes import PATHS, Pass, strokes_table
 
@@ -243,7 +243,7 @@ def check_strokes(folder: Path, labels: list[Path]) -> None:
     shares = [labelled_share(path) for path in labels[:MAX_LABELS_READ]]
     if not any(shares) and not any(map(labelled_share, labels)):
         raise UserError(f"{folder}: no image has a stroke: draw some")
-    if sum(shares) > DENSE * len(shares):
+    if sum(shares) > DENSE_STROKES * len(shares):
         warn(f"warning: {folder}: in the first {len(shares)} images, more than half of the pixels are labelled: a "
              "pixel without a stroke must be 255")  # fmt: skip
 

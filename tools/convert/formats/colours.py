@@ -33,7 +33,7 @@ _COLOUR = re.compile(rb"#[0-9a-fA-F]{6}\s*$|^[^:\n]+:[\d,]*:[^:\n]*:", re.MULTIL
 MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
 BLACK = 0
-DENSE = 0.5  # share of the pixels: one stroke colour is on fewer
+GROUND = 0.5  # share of the pixels that the ground around strokes has, at least
 VOC_VOID = (224, 224, 192)  # the outlines of objects in PASCAL VOC's masks
 
 IMAGE_FOLDERS = ("images", "JPEGImages")
@@ -84,7 +84,7 @@ def read(source: Source) -> None:
     source.unlabelled = BLACK in colours
     classes = [colour for colour in colours if colour not in mixed and (colour != BLACK or has_black_strokes)]
     usual, count = counts.most_common(1)[0] if counts else (BLACK, 0)
-    if source.options.scribbles and usual != BLACK and count > DENSE * counts.total():
+    if source.options.scribbles and usual != BLACK and count > GROUND * counts.total():
         share = f"{_name(usual)} is on {count / counts.total():.0%} of the pixels"
         remedy = "list only the other colours in --classes FILE, so that it is ignored"
         source.notes.append(f"{share}: if it means unlabelled, {remedy}")
@@ -102,7 +102,7 @@ def _readable(entries: list[Entry], doing: str) -> Iterator[tuple[np.ndarray, np
 
 def _black_strokes(pixels: np.ndarray, is_clear: np.ndarray) -> np.ndarray:
     """Return where strokes are black, (H, W) bool. Unless the ground is transparent, black is unlabelled."""
-    return (pixels == BLACK) & ~is_clear & bool(is_clear.mean() > DENSE)
+    return (pixels == BLACK) & ~is_clear & bool(is_clear.mean() > GROUND)
 
 
 def _mixed(entries: list[Entry], counts: Counter[int]) -> list[int]:
