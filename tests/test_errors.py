@@ -109,7 +109,7 @@ def test_weights_of_another_model_are_refused(demo_run, tmp_path):
 def test_resume_with_another_model_is_refused(demo_run):
     folder = demo_run(name="x", model_type="res50_ASPP")
     with pytest.raises(UserError, match=r"does not fit this model: check --model_type.*lorm\."):
-        demo_run(resume=folder / "last.pt")
+        demo_run(resume=folder / "last.pt", model_type="res50_ASPP_lorm")
 
 
 READ_ONLY = PermissionError(errno.EACCES, "Permission denied", "/root/.cache/torch")

@@ -106,7 +106,7 @@ def test_a_resumed_run_of_an_earlier_version_has_numbers_if_the_file_of_names_is
     Path("own/names.txt").unlink()
     train.main(["--resume", str(folder / "last.pt")])  # its epochs are done
     log = (folder / "train.log").read_text()
-    assert "or one of ade20k, camvid, cityscapes, cocostuff, voc; classes are named by their numbers" in log
+    assert "or one of ade20k, binary, camvid, cityscapes, cocostuff, voc; classes are named by their numbers" in log
     Path("own/map.txt").unlink()  # labels cannot be read without it
     with pytest.raises(UserError, match=r"--label_map own/map\.txt: No such file"):
         train.main(["--resume", str(folder / "last.pt")])

@@ -123,9 +123,9 @@ def test_a_checkpoint_has_the_flags_that_resuming_needs(name):
 
 
 def test_flags_are_checked_again_after_the_recipe(demo_root, tmp_path):
-    """The recipe takes AdamW for timm's networks, but SGD if --lr is set: then --betas have no effect."""
+    """The recipe takes AdamW for timm's networks, but SGD if --momentum is set: then --betas have no effect."""
     pytest.importorskip("timm")
-    words = {"backbone": "timm:test_vit", "model_type": "deeplabv2", "layers": None}
+    words = {"backbone": "timm:test_vit", "model_type": "deeplabv2", "layers": None, "momentum": 0.9}
     with pytest.raises(UserError, match="--betas has no effect"):
         train.main([*flags(dataset_path=demo_root, logdir=tmp_path, **words), "--betas", "0.8", "0.9"])
 

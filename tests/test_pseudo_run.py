@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import TINY, contents, finish, one_line_each, random_checkpoint, read_metrics, start, start_group, using
 from PIL import Image
 from test_layout import put
@@ -123,12 +124,18 @@ def test_stopped_and_started_again_ends_with_the_same_files(words, tmp_path, num
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_data_of_other_class_names_are_said(words, root, tmp_path, capsys):
+def test_data_of_other_class_names_are_said(checkpoint, words, root, tmp_path, capsys):
     (root / "classes.txt").write_text("a\nb\nc\nd\ne")
     assert run(words, tmp_path / "pseudo") == 0
+    assert "class names" not in capsys.readouterr().out  # the model has no names
+    content = torch.load(checkpoint, weights_only=True)
+    content["config"]["classes"] = "names.txt"
+    torch.save(content | {"texts": {"classes": "f\ng\nh\ni\nj"}}, tmp_path / "named.pt")
+    words[words.index("--checkpoint") + 1] = str(tmp_path / "named.pt")
+    assert run(words, tmp_path / "again") == 0
     said = capsys.readouterr().out
     assert f"{root / 'classes.txt'}: has other class names than the checkpoint" in said
-    assert "use a model that was trained on them: the pseudo-labels get the model's class numbers" in said
+    assert "use a model trained on the data set's classes: the pseudo-labels get its class numbers" in said
 
 
 def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path):

@@ -138,9 +138,9 @@ def warn_of_other_names(cfg: Config, classes: Classes, before: dict, otherwise: 
     """
     file = class_file(Path(cfg.dataset_path)) if cfg.dataset_path else ""
     is_same = os.path.realpath(cfg.dataset_path) == os.path.realpath(before.get("dataset_path") or "")
-    is_chosen = is_same and (not cfg.classes or os.path.realpath(cfg.classes) != os.path.realpath(file))  # by the run
+    is_chosen = is_same and os.path.realpath(cfg.classes) != os.path.realpath(file)  # by the run
     is_mapped = cfg.label_map not in ("", "binary")  # the file may name the labels before
-    if not file or is_chosen or is_mapped or cfg.classes != before.get("classes"):
+    if not file or not cfg.classes or is_chosen or is_mapped or cfg.classes != before.get("classes"):
         return
     try:
         names = read_classes(file, None).names
@@ -148,9 +148,8 @@ def warn_of_other_names(cfg: Config, classes: Classes, before: dict, otherwise: 
         return
     if names == classes.names:
         return
-    same = (
-        f"if they only rename the model's, add --classes {file}; if not, " if len(names) == len(classes.names) else ""
-    )
+    is_renaming = len(names) == len(classes.names)
+    same = f"if they only rename the model's, add --classes {file}; if not, " if is_renaming else ""
     log.warning(f"{file}: has other class names than the checkpoint, whose names stay in use: {same}{otherwise}")
 
 
