@@ -20,6 +20,7 @@ from flags import as_dict, dump, parse_flags
 from models.custom import CustomNetwork, logits_in, read_arguments
 from models.fold import fold_batch_norm
 from support.errors import UserError
+from training.checkpoint import to_bytes
 
 # A U-Net whose image sides must be even; without gradient: `unused`. RAN is written by whoever imports the file.
 NETS = """
@@ -125,8 +126,24 @@ def test_a_run_continues_bit_for_bit_if_the_user_names_its_code(own, tmp_path):
     resume = ["--resume", str(folder / "step_00000002.pt")]
     with refused(f"is code, {own[own.index('--model_type') + 1]}: to run that code, add --model_type"):
         train.main(resume)  # the run's config.yaml names the code, but the user does not
+    name, unnamed = own[own.index("--model_type") + 1], list(words)
+    for flag in ("--model_type", "--model_args"):
+        at = unnamed.index(flag)
+        del unnamed[at : at + 2]
+    for found in ("auto", resume[1]):  # without config.yaml, the checkpoint alone names the code
+        with refused(f"--resume {found}: its --model_type is code, {name}: to run that code, add --model_type"):
+            train.main([*unnamed, "--name", "x", "--resume", found])
     assert train.main([*words, "--name", "x", *resume]) == 0
     assert_same_run(folder, tmp_path / "log/whole")
+
+
+def test_a_checkpoint_runs_no_loss_that_the_user_does_not_name(demo_run):
+    folder = demo_run(name="x", **DENSE)
+    content = torch.load(folder / "last.pt", weights_only=True)
+    content["config"]["loss"] = "ce+a.py:focal"
+    (folder / "last.pt").write_bytes(to_bytes(content))
+    with refused("--resume auto: its --loss is code, ce+a.py:focal: to run that code, add --loss ce+a.py:focal"):
+        demo_run(name="x", resume="auto", **DENSE)
 
 
 @pytest.fixture

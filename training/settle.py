@@ -51,8 +51,11 @@ def settle(cfg: Config, group: Group) -> Plan:
     prepare_demo_data(cfg, group)
     cfg = choose_layout(cfg, group)
     run_folder, resumed = find_run(cfg, group)
-    if resumed and "model_type" not in cfg.given:  # an earlier version may have had another default
-        cfg = dataclasses.replace(cfg, model_type=resumed.config["model_type"])
+    if resumed:
+        kept = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in cfg.given}
+        own_code.check_named(kept, {}, f"--resume {cfg.resume}")  # take_recipe() keeps the loss
+        if kept.get("model_type"):  # an earlier version may have had another default
+            cfg = dataclasses.replace(cfg, model_type=kept["model_type"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
     if run_folder is None and group.is_main:  # if this raises, the lifeline ends the other ranks
         data = [path for split in files.values() for path in split.folders.values()]
