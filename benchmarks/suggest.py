@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.images import label_png, read_label
 from support.files import write_atomic
 from support.labels import IGNORE
-from tools.scribbles.strokes import Style, draw_scribble, find_regions
+from tools.scribbles.simulate import Style, draw_scribble, find_regions
 
 ROOT = Path(__file__).resolve().parent.parent
 STYLE = Style(background="none", max_length=60)

@@ -17,7 +17,7 @@ from distributed.device import choose_backend, find_device
 from distributed.group import Group
 from distributed.lifeline import WRITE_SECONDS, Lifeline
 from distributed.rank_checks import check_gpus
-from support import launchers, signals
+from support import launched_by, signals
 from support.errors import UserError, in_one_line, reason, report
 from support.signals import StopRequest, exit_at_once, stop_request
 from support.terminal import warn
@@ -42,14 +42,14 @@ def process_group(
 ) -> Iterator[Group]:
     """Join the process group for the body of a `with`, and yield the Group.
 
-    distributed: True joins, False never does, None joins under a launcher (support.launchers). With True and no
+    distributed: True joins, False never does, None joins under a launcher (support.launched_by). With True and no
     launcher, world_size and rank define the group; by default this process is alone. The other arguments are flags of
     the same names, and `timeout` is --dist_timeout in seconds.
 
     If the body raises on one of several ranks, every process ends with that error's message and exit status. In a group
     of one the exception propagates. Raises UserError on invalid settings.
     """
-    if distributed is False or (distributed is None and not launchers.find(os.environ)):
+    if distributed is False or (distributed is None and not launched_by.find(os.environ)):
         if distributed is None and (world_size > 1 or rank > 0):
             raise UserError(
                 f"--world_size {world_size}, --rank {rank} without a launcher: add --distributed to join a group"
@@ -58,11 +58,11 @@ def process_group(
             yield Group(find_device(device, 0, 1), stop=stop)
         return
 
-    place = launchers.find_or_make(os.environ, world_size, rank, local_rank)
+    place = launched_by.find_or_make(os.environ, world_size, rank, local_rank)
     if dist_url == "env://":
-        dist_url = launchers.rendezvous_url(os.environ, place)
+        dist_url = launched_by.rendezvous_url(os.environ, place)
     with stop_request(f" on rank {place.rank}") as stop:
-        hint = launchers.alone(os.environ)
+        hint = launched_by.alone(os.environ)
         if hint and place.world_size > 1:  # on each rank: variables that are left over may name any
             cause = f"{place.launcher} make this process rank {place.rank} of a group of {place.world_size}"
             warn(f"{cause}, which waits for the others{hint}")
@@ -95,7 +95,7 @@ def _watch_parent(stop: StopRequest, parent: int) -> None:
 
 
 def _join(
-    place: launchers.Launch, store: dist.Store, line: Lifeline, device_name: str, backend: str, timeout: float
+    place: launched_by.Launch, store: dist.Store, line: Lifeline, device_name: str, backend: str, timeout: float
 ) -> Group:
     """Choose this process's device and backend, initialize torch's process group, and return the Group."""
     rank, world_size = place.rank, place.world_size

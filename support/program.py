@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from support import signals, terminal
 from support.errors import UserError, in_one_line, of_path, report
-from support.launchers import rank_of
+from support.launched_by import rank_of
 
 
 def run(main: Callable[[], int | None]) -> int:

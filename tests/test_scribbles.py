@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tools.scribbles.strokes import Style, draw_scribble
+from tools.scribbles.simulate import Style, draw_scribble
 
 PLAIN = Style(min_area=30, length=1.0, max_length=0, width=3, wiggle=0.0, skip=0.0, per_class=0, background="none")
 STYLES = {

@@ -16,7 +16,7 @@ from data.images import read_label
 from support.errors import UserError
 from tools.scribbles import __main__ as module
 from tools.scribbles.__main__ import main
-from tools.scribbles.strokes import draw_scribble
+from tools.scribbles.simulate import draw_scribble
 
 MARK = ".made_from.json"
 NUM_MASKS = 17  # two processes take 8 at once

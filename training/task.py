@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from flags import Config, as_words
-from support.launchers import rank_of
+from support.launched_by import rank_of
 from training.data import find_masks
 from training.record import folder
 from training.record.log import start_logging

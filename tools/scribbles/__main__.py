@@ -35,7 +35,7 @@ from support.labels import IGNORE
 from support.processes import work_on
 from support.results import file_state, reserve
 from support.terminal import say, warn
-from tools.scribbles.strokes import Style, draw_scribble, import_extra
+from tools.scribbles.simulate import Style, draw_scribble, import_extra
 
 ABOUT = """Draw scribbles from dense masks, as a person would.
 

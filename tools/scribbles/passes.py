@@ -16,7 +16,7 @@ from support.terminal import warn
 from tools.convert.formats import labelme
 from tools.convert.reading import MAX_BYTES, list_name
 from tools.convert.source import Options, Source
-from tools.scribbles.strokes import find_regions
+from tools.scribbles.simulate import find_regions
 
 TAKEN = "drawings.json"  # digests of the LabelMe files whose strokes a pass has taken
 PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")

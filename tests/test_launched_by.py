@@ -11,9 +11,9 @@ import torch.distributed as dist
 from conftest import refused
 
 from distributed import device, rank_checks, rendezvous
-from support import launchers, program
+from support import launched_by, program
 from support.errors import UserError
-from support.launchers import Launch
+from support.launched_by import Launch
 
 
 def variables(text: str) -> dict[str, str]:
@@ -48,34 +48,34 @@ HAND = "RANK and WORLD_SIZE"
     ],
 )
 def test_place_and_address(environment, place, url):
-    assert launchers.find(environment) == place
-    assert launchers.rendezvous_url(environment, place) == url
-    assert launchers.rank_of(environment) == str(place.rank)
+    assert launched_by.find(environment) == place
+    assert launched_by.rendezvous_url(environment, place) == url
+    assert launched_by.rank_of(environment) == str(place.rank)
 
 
 @pytest.mark.parametrize("environment", [{}, BATCH_SCRIPT, SALLOC_SHELL, SRUN | {"SLURM_STEP_NUM_TASKS": "1"}])
 def test_no_launcher(environment):
-    assert launchers.find(environment) is None
-    assert launchers.rank_of(environment) == ""
+    assert launched_by.find(environment) is None
+    assert launched_by.rank_of(environment) == ""
 
 
 def test_first_host_of_slurms_lists():
-    assert launchers.first_host("node[03-05,9]") == "node03"  # leading zeros stay
-    assert launchers.first_host("rack[2-3]n[05-07]-ib") == "rack2n05-ib"
-    assert launchers.first_host("gpu-1.cluster.org,gpu-2.cluster.org") == "gpu-1.cluster.org"
+    assert launched_by.first_host("node[03-05,9]") == "node03"  # leading zeros stay
+    assert launched_by.first_host("rack[2-3]n[05-07]-ib") == "rack2n05-ib"
+    assert launched_by.first_host("gpu-1.cluster.org,gpu-2.cluster.org") == "gpu-1.cluster.org"
 
 
 def test_flags_set_the_place_without_a_launcher():
-    assert launchers.find_or_make({}) == Launch("flags", 0, 1)
-    assert launchers.rendezvous_url({}, Launch("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
-    assert launchers.find_or_make({}, local_rank=3) == Launch("flags", 0, 1, 3)
+    assert launched_by.find_or_make({}) == Launch("flags", 0, 1)
+    assert launched_by.rendezvous_url({}, Launch("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
+    assert launched_by.find_or_make({}, local_rank=3) == Launch("flags", 0, 1, 3)
     # Which processes share a machine is known once they have connected.
-    assert launchers.find_or_make({}, world_size=4, rank=2) == Launch("flags", 2, 4)
-    assert launchers.find_or_make(BY_HAND) == Launch(HAND, 1, 2)
-    assert launchers.find_or_make({}, world_size=4, rank=2, local_rank=0) == Launch("flags", 2, 4, 0)
-    assert launchers.find_or_make(BY_HAND, local_rank=0).local_rank == 0
-    assert launchers.find_or_make(SRUN, world_size=16, local_rank=7).local_rank == 1  # the launcher knows better
-    assert launchers.find_or_make(BATCH_SCRIPT, world_size=1) == Launch("flags", 0, 1)  # asked for explicitly
+    assert launched_by.find_or_make({}, world_size=4, rank=2) == Launch("flags", 2, 4)
+    assert launched_by.find_or_make(BY_HAND) == Launch(HAND, 1, 2)
+    assert launched_by.find_or_make({}, world_size=4, rank=2, local_rank=0) == Launch("flags", 2, 4, 0)
+    assert launched_by.find_or_make(BY_HAND, local_rank=0).local_rank == 0
+    assert launched_by.find_or_make(SRUN, world_size=16, local_rank=7).local_rank == 1  # the launcher knows better
+    assert launched_by.find_or_make(BATCH_SCRIPT, world_size=1) == Launch("flags", 0, 1)  # asked for explicitly
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_flags_set_the_place_without_a_launcher():
 )
 def test_impossible_places_and_addresses_are_named(environment, flags, named):
     with refused(named):
-        launchers.rendezvous_url(environment, launchers.find_or_make(environment, **flags))
+        launched_by.rendezvous_url(environment, launched_by.find_or_make(environment, **flags))
 
 
 def test_variables_that_an_earlier_command_left_are_named(monkeypatch):
-    assert [launchers.alone(place) for place in ({}, TORCHRUN, SRUN, variables("MASTER_PORT=1"))] == [""] * 4
+    assert [launched_by.alone(place) for place in ({}, TORCHRUN, SRUN, variables("MASTER_PORT=1"))] == [""] * 4
     monkeypatch.setattr(sys, "platform", "win32")
-    assert launchers.alone(variables("RANK=0 WORLD_SIZE=2")) == '; to train alone: set "RANK=" & set "WORLD_SIZE="'
+    assert launched_by.alone(variables("RANK=0 WORLD_SIZE=2")) == '; to train alone: set "RANK=" & set "WORLD_SIZE="'
 
 
 def test_errors_carry_the_rank_under_any_launcher(monkeypatch, capsys):
