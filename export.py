@@ -24,9 +24,9 @@ import models
 from data.images.reader import ImageReader
 from data.overlays import to_hex
 from distributed.device import find_device
-from inference.exporting.check import compare_file, find_images, load_images
-from inference.exporting.graph import MIN_SIZE, WholeImage, trace
-from inference.exporting.onnx import BACKGROUND, FORMAT, LONG_SIDE, READING, OnnxModel, check_onnx, write_onnx
+from inference.export_check import compare_file, find_images, load_images
+from inference.export_graph import MIN_SIZE, WholeImage, trace
+from inference.export_onnx import BACKGROUND, FORMAT, LONG_SIDE, READING, OnnxModel, check_onnx, write_onnx
 from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
 from support.files import NO_FOLDER, check_file, remove_scratch, writing

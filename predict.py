@@ -28,7 +28,7 @@ from data.images import Header, several_frames
 from data.images.reader import HAVE_8_BITS
 from data.sampler import EvalBatches
 from distributed.group import Group
-from inference.exporting.onnx import OnnxModel
+from inference.export_onnx import OnnxModel
 from inference.inputs import attempt, film_hint, find_inputs, read_inputs
 from inference.outputs import PROBS_DTYPE, Outputs
 from inference.predictor import ImagePredictor, Step, each_batch, predict_batch

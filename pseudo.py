@@ -22,7 +22,7 @@ from data.dataset import SegmentationDataset
 from distributed import rank_checks
 from distributed.group import Group
 from flags import Config, as_words, without_defaults
-from inference.pseudo import label_folder
+from inference import pseudo_folder
 from inference.trained import LAYOUT, load_on_ranks, run_program
 from support import shell
 from support.errors import UserError
@@ -67,7 +67,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     remedy = "use a model trained on the data set's classes: the pseudo-labels get its class numbers"
     warn_of_other_names(cfg, classes, trained.file.config or {}, remedy)
     split, folder = flags.split or cfg.train_split, Path(flags.output)
-    dataset = label_folder.find_scribbles(cfg, split, flags.train_path)
+    dataset = pseudo_folder.find_scribbles(cfg, split, flags.train_path)
     if cfg.dataset == "Folder":  # its labels are in a folder for the split, such as OUTPUT/train
         folder = find_files(cfg, "Folder", split, {"label": str(folder.absolute())}).folders["label"]
 
@@ -75,8 +75,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
         return folder / f"{name}{cfg.label_suffix}.png"  # a name may contain folders
 
     rank_checks.check_setup(group, {f"{split} list": dataset})
-    settings |= label_folder.digests(dataset, group)
-    label_folder.check_strokes(dataset, group)
+    settings |= pseudo_folder.digests(dataset, group)
+    pseudo_folder.check_strokes(dataset, group)
     if group.is_main:
         options: dict = {"flag": "--output", "inputs": dataset.folders.values(), "overwrite": flags.overwrite}
         options |= {"files": dict.fromkeys(dataset.names), "paths": lambda name: [label_path(name)]}
@@ -85,8 +85,8 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
 
     labels = [label_path(name) for name in dataset.names]
     if not group.broadcast(all(label.is_file() for label in labels)):
-        label_folder.label_images(dataset, labels, classes.colours, predictor, group, cfg, flags)
-    report(label_folder.share_labelled(labels, cfg.numclasses, group), flags, dataset, cfg)
+        pseudo_folder.label_images(dataset, labels, classes.colours, predictor, group, cfg, flags)
+    report(pseudo_folder.share_labelled(labels, cfg.numclasses, group), flags, dataset, cfg)
 
 
 def report(labelled: float, flags: PseudoFlags, dataset: SegmentationDataset, cfg: Config) -> None:

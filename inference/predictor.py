@@ -38,7 +38,7 @@ def no_step(num_windows: int) -> None:
 
 
 class ImagePredictor(Protocol):
-    """A model that predicts label maps: Predictor and inference.exporting.onnx.OnnxModel have these methods."""
+    """A model that predicts label maps: Predictor and inference.export_onnx.OnnxModel have these methods."""
 
     @property
     def images_at_once(self) -> int: ...

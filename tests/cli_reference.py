@@ -15,7 +15,7 @@ from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
 from flags.reader import FlagReader
 from tools import split
 from tools.check.__main__ import READER as CHECK
-from tools.compare.__main__ import READER as COMPARE
+from tools.compare import READER as COMPARE
 from tools.convert.__main__ import READER as CONVERT
 from tools.scribbles.__main__ import READER as SCRIBBLES
 from tools.scribbles.pipeline import READER as PIPELINE

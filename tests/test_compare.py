@@ -13,8 +13,8 @@ import evaluate
 import train
 from flags import as_dict, parse_flags
 from support.errors import UserError
-from tools.compare import page as compare_page
-from tools.compare.__main__ import main
+from tools import compare_page
+from tools.compare import main
 
 # Stopped after 20 s, and resumed an hour later for 15 s.
 LOG = """2026-11-27 10:00:00 rank 0, local rank 0, world size 1, device cpu, no process group

@@ -18,7 +18,7 @@ from flags.programs import EVALUATE, EXPORT, PREDICT, PSEUDO
 from flags.reader import FlagReader
 from support import shell
 from support.errors import UserError
-from tools.compare.__main__ import CompareFlags
+from tools.compare import CompareFlags
 
 DATA = ["--dataset_path", "somewhere"]
 READERS = {"train": READER, "evaluate": EVALUATE, "predict": PREDICT, "export": EXPORT}

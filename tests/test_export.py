@@ -20,9 +20,9 @@ import models
 import predict
 from data.classes import voc_colours
 from flags import as_dict, parse_flags
-from inference.exporting import graph
-from inference.exporting.check import compare_outputs
-from inference.exporting.onnx import KEYS, OnnxModel, write_onnx
+from inference import export_graph
+from inference.export_check import compare_outputs
+from inference.export_onnx import KEYS, OnnxModel, write_onnx
 from inference.predictor import Predictor
 from inference.trained import TrainedModel
 from support.errors import UserError
@@ -219,8 +219,8 @@ def test_masks_do_not_depend_on_whether_probabilities_are_asked_for():
 @pytest.mark.parametrize("name", sorted({head.names[-1] for head in models.HEADS.values()}))
 def test_every_model_is_traced_for_all_sizes(name):
     model = varied_model(name, 0)
-    whole = graph.WholeImage(model)
-    program, least = graph.trace(whole), max(graph.MIN_SIZE, whole.min_size)
+    whole = export_graph.WholeImage(model)
+    program, least = export_graph.trace(whole), max(export_graph.MIN_SIZE, whole.min_size)
     for size in ((least, least + 2), (64, 80)):
         images = pictures(2, *size)
         labels = program.module()(images)[0]
@@ -234,8 +234,8 @@ def test_an_export_of_a_vit_pads_and_cuts_as_pytorch_does(tmp_path):
 
     torch.manual_seed(0)
     model = models.build("linear", backbone=f"timm:{thin('test_vit')}", num_classes=5).eval()
-    whole = graph.WholeImage(model, ("logits",))
-    write_onnx(graph.trace(whole), tmp_path / "x.onnx", {"outputs": json.dumps(["labels", "logits"])}, 20)
+    whole = export_graph.WholeImage(model, ("logits",))
+    write_onnx(export_graph.trace(whole), tmp_path / "x.onnx", {"outputs": json.dumps(["labels", "logits"])}, 20)
     session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "x.onnx")
     for size in ((75, 53), (64, 48), (97, 64)):
         images = pictures(2, *size)

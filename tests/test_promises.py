@@ -29,7 +29,7 @@ from data.transforms import TrainTransform
 from distributed.group import Group
 from flags import Config, parse_flags
 from inference.predictor import Predictor
-from inference.pseudo.labelling import best_class
+from inference.pseudo_labels import best_class
 from models.lorm import foreground_mask
 from support.errors import UserError
 from tools.check.__main__ import READER as CHECK

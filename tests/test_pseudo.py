@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.pseudo import labelling, random_walk
-from inference.pseudo.labelling import Stroked
-from inference.pseudo.random_walk import Grid, grid, walk
+from inference import pseudo_labels, random_walk
+from inference.pseudo_labels import Stroked
+from inference.random_walk import Grid, grid, walk
 
 
 def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
@@ -19,13 +19,13 @@ def test_classes_without_a_stroke_do_not_win_but_leave_pixels_open():
     scribble[0, 0], scribble[0, 15] = 1, 2
     item = Stroked(0, image, scribble, grid(image, scribble))
     probs = torch.tensor([[0.2, 0.7, 0.1]] * 4 + [[0.45, 0.45, 0.1]] * 4).T[:, None].expand(3, 8, 8)
-    label = labelling.make_label(item, probs, None)
+    label = pseudo_labels.make_label(item, probs, None)
     assert label[0, [0, 15]].tolist() == [1, 2]  # on the strokes
     assert (label[1:, 8:] == 255).all()
     assert (label[:, :7] == 1).all()
     certain = torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 8, 8)
-    assert set(np.unique(labelling.make_label(item, certain, None))) <= {1, 2, 255}
-    assert set(np.unique(labelling.make_label(item, certain, 0))) == {0, 1, 2, 255}  # the background may occur
+    assert set(np.unique(pseudo_labels.make_label(item, certain, None))) <= {1, 2, 255}
+    assert set(np.unique(pseudo_labels.make_label(item, certain, 0))) == {0, 1, 2, 255}  # the background may occur
 
 
 @pytest.mark.parametrize("best", range(3))
@@ -35,7 +35,7 @@ def test_an_image_without_strokes_may_show_all_classes_where_one_is_sure(best):
     for prob, expected in ((0.62, best), (0.58, 255)):
         probs = torch.full((3, 8, 8), (1 - prob) / 2)
         probs[best] = prob
-        assert (labelling.make_label(item, probs, 0) == expected).all()
+        assert (pseudo_labels.make_label(item, probs, 0) == expected).all()
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -65,7 +65,7 @@ def test_strokes_and_edges_mend_a_prediction():
     full = np.stack([cv2.resize(values, mask.shape[::-1]) for values in walked])
     best = classes[full.argmax(0)]
     assert (best == mask).mean() > 0.98
-    assert (labelling.best_class(classes, walked, mask.shape) == np.where(full.max(0) > 0.6, best, 255)).all()
+    assert (pseudo_labels.best_class(classes, walked, mask.shape) == np.where(full.max(0) > 0.6, best, 255)).all()
     assert 0.02 < (full.max(0) < 0.6).mean() < 0.5
 
 
@@ -105,7 +105,7 @@ def test_predictions_of_bands_are_averaged_by_cell():
     """7 rows, in bands of 3, 3 and 1, are 3 cells of rows 0-2, 2-4 and 4-6; 4 columns are 2 cells."""
     probs = torch.rand(2, 7, 4, dtype=torch.float64)
     bands = [slice(0, 3), slice(3, 6), slice(6, 7)]
-    sums = sum(labelling._cell_sums(probs[:, rows], rows, 7, (3, 2)) for rows in bands)
+    sums = sum(pseudo_labels._cell_sums(probs[:, rows], rows, 7, (3, 2)) for rows in bands)
     for top, bottom, row in ((0, 3, 0), (2, 5, 1), (4, 7, 2)):
         for left, column in ((0, 0), (2, 1)):
             expected = probs[:, top:bottom, left : left + 2].mean((1, 2)) * (bottom - top)
@@ -129,8 +129,8 @@ def test_labels_of_a_mirrored_or_transposed_image_are_mirrored_or_transposed(tur
 
         pair = [np.ascontiguousarray(turned(values)) for values in (image, scribble)]
         item = Stroked(0, *pair, grid(*pair))
-        [found] = labelling.predict([item], Pixelwise(), 8, torch.device("cpu"))
-        return labelling.make_label(item, found, 0)
+        [found] = pseudo_labels.predict([item], Pixelwise(), 8, torch.device("cpu"))
+        return pseudo_labels.make_label(item, found, 0)
 
     expected = turn(label(lambda values: values))
     assert len(np.unique(expected)) == 4

@@ -31,8 +31,8 @@ from test_layout import put
 
 from data.classes import read_classes
 from data.images import read_label
-from inference.pseudo import random_walk
-from inference.pseudo.labelling import Stroked
+from inference import random_walk
+from inference.pseudo_labels import Stroked
 from tools.convert.__main__ import main as convert
 from tools.scribbles import pipeline
 from tools.suggest import places as module

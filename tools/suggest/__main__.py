@@ -59,9 +59,9 @@ from data.images.reader import ImageReader
 from data.layout import LISTS, SCRIBBLES, Split
 from distributed.group import Group
 from flags import Config
+from inference import pseudo_folder
 from inference.predictor import Predictor
-from inference.pseudo import label_folder
-from inference.pseudo.labelling import Stroked, read_stroked
+from inference.pseudo_labels import Stroked, read_stroked
 from inference.trained import TrainedModel, load_on_ranks, run_program
 from support.errors import UserError
 from support.files import write_atomic
@@ -100,7 +100,7 @@ def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
         raise UserError(f"{flags.checkpoint}: a class is named {wrong!r}, as suggestions are in LabelMe: rename it")
     sources = [find_images(folder, cfg, flags) for folder in flags.images]
     settings = trained.settings(flags) | {name: getattr(flags, name) for name in ("budget", "masks")}
-    settings["sources"] = [label_folder.digests(source, group) for source in sources]
+    settings["sources"] = [pseudo_folder.digests(source, group) for source in sources]
     if group.is_main:
         inputs = {folder for source in sources for folder in source.folders.values()}
         reserve(output / "suggestions.json", settings, RESULTS, "tools.suggest", flag="--output", inputs=inputs)
@@ -128,7 +128,7 @@ def find_images(folder: Path, cfg: Config, flags: SuggestFlags) -> SegmentationD
         # Neither the strokes nor the layout of the training data count.
         dataset = "ScribbleOnly" if cfg.dataset == "Folder" and is_voc else cfg.dataset
         cfg = dataclasses.replace(cfg, dataset=dataset, dataset_path=str(folder), train_path="")
-        return label_folder.find_scribbles(cfg, flags.split or cfg.train_split, flags.train_path)
+        return pseudo_folder.find_scribbles(cfg, flags.split or cfg.train_split, flags.train_path)
     return SegmentationDataset(Split({"image": folder}), cfg.numclasses, reader=ImageReader(**cfg.reading))
 
 
@@ -146,7 +146,7 @@ def find_candidates(
         def use(batch: list[Stroked], probs: Tensor, own: list = own) -> None:
             own += [(item.position, *find_places(item, one)) for item, one in zip(batch, probs, strict=True)]
 
-        label_folder.predict_images(dataset, predictor, group, flags, use)
+        pseudo_folder.predict_images(dataset, predictor, group, flags, use)
         every = [result for results in group.gather(own) for result in results]
         for index, places, shares in sorted(every, key=lambda result: result[0]):
             image = Candidate(list_name(dataset.names[index]), dataset, index, places)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from data.classes import Classes
 from data.overlays import JPEG_QUALITY, overlay, to_hex
-from inference.pseudo.labelling import Stroked
+from inference.pseudo_labels import Stroked
 from inference.report import data_url
 from support.labels import IGNORE
 from tools.html_page import html_page

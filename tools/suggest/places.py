@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from inference.pseudo.labelling import Stroked
+from inference.pseudo_labels import Stroked
 from support.labels import IGNORE
 
 REACH = 0.04  # half the side of a window, as a share of the grid's longer side
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 def find_places(item: Stroked, probs: Tensor) -> tuple[list[Place], np.ndarray]:
     """Return places of an image, away from its strokes, and the area of each class in images: (C,).
 
-    probs: result of inference.pseudo.labelling.predict() for the image, (C, h, w), in CPU memory.
+    probs: result of inference.pseudo_labels.predict() for the image, (C, h, w), in CPU memory.
     """
     values = probs.float().numpy()
     label = values.argmax(0).astype(np.uint8)

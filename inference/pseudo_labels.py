@@ -10,9 +10,9 @@ from torch import Tensor
 
 from data.dataset import SegmentationDataset
 from data.histogram import value_histogram
+from inference import random_walk
 from inference.predictor import Predictor, Step, no_step
-from inference.pseudo import random_walk
-from inference.pseudo.random_walk import Grid
+from inference.random_walk import Grid
 from support.labels import IGNORE
 
 MIN_PROBABILITY = 0.6  # a pixel of no higher probability stays unlabelled (benchmarks/RESULTS.md)

@@ -23,7 +23,7 @@ from flags import Config
 from flags.programs import PseudoFlags
 from flags.shared import LaunchFlags
 from inference.predictor import Predictor, Step, each_batch
-from inference.pseudo.labelling import Stroked, make_label, predict, read_stroked
+from inference.pseudo_labels import Stroked, make_label, predict, read_stroked
 from support.errors import UserError
 from support.files import sha256, write_atomic
 from support.labels import IGNORE

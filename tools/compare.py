@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-if not __package__:  # started as a file from another folder: python PATH/tools/compare
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+if not __package__:  # started as a file from another folder: python PATH/tools/compare.py
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from flags import FLAGS
 from flags.declare import flag
@@ -22,8 +22,8 @@ from support.columns import display_width, padded
 from support.errors import shortened
 from support.files import check_file, write_atomic
 from support.terminal import say
-from tools.compare.page import MARK, page
-from tools.compare.runs import Run, find_runs, read_run, value_text
+from tools.compare_page import MARK, page
+from tools.compare_runs import Run, find_runs, read_run, value_text
 
 PLACES = ("name", "logdir")  # flags that say where a run is, not what it does
 MAX_CELL = 60  # characters of a value on the terminal; the page has all

@@ -3,7 +3,7 @@
 import html
 import math
 
-from tools.compare.runs import Run
+from tools.compare_runs import Run
 from tools.html_page import html_page
 
 MARK = "segtrain: runs side by side"  # in each page, which a later one may replace

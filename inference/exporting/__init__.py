@@ -1,1 +1,0 @@
-"""Export models to ONNX, load them, and check them against PyTorch."""
