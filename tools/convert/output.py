@@ -17,6 +17,7 @@ from support.errors import InputError, NotRGBError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
 from tools.convert.drawing import LINE_WIDTH, STROKE_WIDTH
+from tools.convert.formats.labelme import embedded_image
 from tools.convert.source import Converted, Entry, Kind, Numbering, Options
 
 DIFFERS = "exists and differs: not overwritten; remove it to convert it again"
@@ -40,10 +41,10 @@ def convert(entry: Entry, kind: Kind, options: Options, numbering: Numbering, im
 @contextlib.contextmanager
 def _image_file(entry: Entry) -> Iterator[Path]:
     """Yield the file of an entry's image: a temporary one if the image is inside of its annotation file."""
-    if not entry.extract:
+    if entry.image.suffix.lower() != ".json":
         yield entry.image
         return
-    data, suffix = entry.extract(entry.image)
+    data, suffix = embedded_image(entry.image)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"image{suffix}"
         write_atomic(path, data)

@@ -123,7 +123,7 @@ def _add_unlabelled(source: Source, args: ConvertFlags) -> None:
     used, beside = {path.with_suffix("") for path in labelled}, {path.parent: entry for path, entry in labelled.items()}
     others = [
         replace(entry, name=posixpath.join(posixpath.dirname(entry.name), output_name(path.name)), where=str(path),
-                image=path, record=[], size=None, extract=None)
+                image=path, record=[], size=None)
         for folder, entry in beside.items()
         for path in sorted(folder.iterdir())
         if path.suffix.lower() in IMAGE_SUFFIXES and path.with_suffix("") not in used
@@ -159,7 +159,7 @@ def _named_entries(source: Source, args: ConvertFlags) -> list[Entry]:
     kept: list[Entry] = []
     taken: dict[object, Entry] = {}
     for entry in entries:
-        image = entry.split, entry.where if entry.extract else os.path.abspath(entry.image)
+        image = entry.split, os.path.abspath(entry.image)
         uses = {entry.name.casefold(): f"output {entry.name!r} would replace", image: f"image {entry.image} is"}
         if twice := [f"its {use} that of {taken[key].where}" for key, use in uses.items() if key in taken]:
             source.faults.append(f"{entry.where}: {twice[0]}: skipped")
@@ -200,7 +200,14 @@ def _report(
         what = f"{name}: a colour that no class has" if is_colour else f"class {name!r}: not in the list of classes"
         faults.append(f"{what}: ignored (255) in {len(places)} place(s), such as {places[0]}")
     _print_faults(faults)
-    say(*source.notes, *_unlabelled_note(args, source, results, numbering))
+    say(*source.notes)
+    num_unlabelled = sum(result.num_unlabelled for result in results)
+    if num_unlabelled and numbering.unlabelled != IGNORE and not args.unlabelled:
+        share = f"{num_unlabelled / sum(result.num_pixels for result in results):.1%}"
+        remedy = "; if they mean unlabelled, convert to a new folder with --unlabelled ignore"
+        remedy = remedy if len({*source.names} & {*numbering.names}) > 1 else ""  # a model needs 2 classes
+        background = numbering.names[numbering.unlabelled]
+        say(f"{share} of the pixels have no label (no shape, or black): class {background}{remedy}")
     if hidden := sum(result.is_hidden for result in results):
         say(f"{hidden} mask(s) have {HIDDEN}")
     if thin:
@@ -220,17 +227,6 @@ def _report(
     if not written:
         raise UserError(f"{args.out}: no image could be converted")
     return 1 if faults else 0
-
-
-def _unlabelled_note(args: ConvertFlags, source: Source, results: list[Converted], numbering: Numbering) -> list[str]:
-    """Return a line on the pixels that are background because no shape covers them, if any."""
-    num_unlabelled = sum(result.num_unlabelled for result in results)
-    if not num_unlabelled or numbering.unlabelled == IGNORE or args.unlabelled:
-        return []
-    share = f"{num_unlabelled / sum(result.num_pixels for result in results):.1%}"
-    note = f"{share} of the pixels have no label (no shape, or black): class {numbering.names[numbering.unlabelled]}"
-    ignore = "; if they mean unlabelled, convert to a new folder with --unlabelled ignore"
-    return [note + (ignore if len({*source.names} & {*numbering.names}) > 1 else "")]  # a model needs 2 classes
 
 
 def _print_faults(faults: list[str]) -> None:

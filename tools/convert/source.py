@@ -51,9 +51,8 @@ class Entry:
     """An image to convert.
 
     name: the output's name without suffix, with "/" after each folder. where: the file, or a position in it, for
-    messages. record: its Shapes, or the file of its mask. size: (height, width) in the annotation, or
-    None. split: train, val, test or another subset of the export, or "". extract: a function that returns the content
-    and suffix of an image that is inside the annotation file `image`.
+    messages. image: its file, or LabelMe's JSON file that contains it. record: its Shapes, or the file of its mask.
+    size: (height, width) in the annotation, or None. split: train, val, test or another subset of the export, or "".
     """
 
     name: str
@@ -62,7 +61,6 @@ class Entry:
     record: Any
     size: tuple[int, int] | None = None
     split: str = ""
-    extract: Callable[[Path], tuple[bytes, str]] | None = None
 
 
 @dataclass

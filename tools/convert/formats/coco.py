@@ -181,23 +181,19 @@ def _check_extent(segmentation: object, box: object, where: str) -> None:
 def patch(segmentation: object, where: str, size: tuple[int, int], line_width: float) -> Patch:
     """Return the pixels of one of an object's polygons, or its mask."""
     if isinstance(segmentation, dict):
-        return _decode(segmentation, where, size)
+        counts = segmentation.get("counts")
+        if segmentation.get("size") != list(size):
+            raise InputError(f"{where}: an RLE of size {segmentation.get('size')}, but the image has {list(size)}")
+        if isinstance(counts, str):
+            counts = _decompress(counts, where)
+        if not isinstance(counts, list):
+            raise InputError(f"{where}: 'counts' is missing or invalid")
+        return Patch(0, 0, from_runs(counts, size[0] * size[1], where).reshape(size[::-1]).T)
     if not segmentation:
         raise InputError(f"{where}: no segmentation: a box alone is no mask")
     if not isinstance(segmentation, list) or len(segmentation) % 2:
         raise InputError(f"{where}: not a list of x, y, x, y, ...")
     return fill(read_points([segmentation[at : at + 2] for at in range(0, len(segmentation), 2)], where), size)
-
-
-def _decode(segmentation: dict, where: str, size: tuple[int, int]) -> Patch:
-    counts = segmentation.get("counts")
-    if segmentation.get("size") != list(size):
-        raise InputError(f"{where}: an RLE of size {segmentation.get('size')}, but the image has {list(size)}")
-    if isinstance(counts, str):
-        counts = _decompress(counts, where)
-    if not isinstance(counts, list):
-        raise InputError(f"{where}: 'counts' is missing or invalid")
-    return Patch(0, 0, from_runs(counts, size[0] * size[1], where).reshape(size[::-1]).T)
 
 
 def _decompress(text: str, where: str) -> list[int]:

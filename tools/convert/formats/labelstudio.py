@@ -18,8 +18,7 @@ from data.folders import list_files
 from data.images import decode
 from data.images.files import IMAGE_SUFFIXES
 from support.errors import InputError
-from tools.convert import drawing
-from tools.convert.drawing import Patch, read_points
+from tools.convert.drawing import Patch, ellipse, fill, read_points, rectangle, turned
 from tools.convert.reading import output_name, read_json, read_size, read_value, split_in
 from tools.convert.source import Entry, Shape, Source
 
@@ -164,14 +163,14 @@ def patch(region: Any, where: str, size: tuple[int, int], line_width: float) -> 
         return Patch(0, 0, values.reshape(height, width, 4)[:, :, 3] >= 128)
     percent = np.array([width, height]) / 100
     if kind == "polygon":
-        return drawing.fill(read_points(value.get("points"), where) * percent, size)
+        return fill(read_points(value.get("points"), where) * percent, size)
     sides = ("width", "height") if kind == "rectangle" else ("radiusX", "radiusY")
     pairs = [[value.get(key) for key in keys] for keys in (("x", "y"), sides)]
     place, extent = read_points(pairs, where) * percent
     degrees = float(read_points([[value.get("rotation") or 0, 0]], where)[0, 0])
     if kind == "ellipse":
-        return drawing.ellipse(tuple(place), tuple(extent), size, degrees)
-    return drawing.fill(drawing.turned(drawing.rectangle(*place, *(place + extent)), degrees, place), size)
+        return ellipse(tuple(place), tuple(extent), size, degrees)
+    return fill(turned(rectangle(*place, *(place + extent)), degrees, place), size)
 
 
 def _decode_rle(rle: list, num_values: int, where: str) -> np.ndarray:
