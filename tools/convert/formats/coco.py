@@ -142,13 +142,14 @@ def _read_shapes(
                 raise InputError(f"{where}: iscrowd {crowd!r}: must be 0 or 1")
             is_crowd = has_crowds and crowd in (1, "1")
             segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
-            _check_extent(segmentation, box, where)
+            is_list = isinstance(segmentation, list) and segmentation
+            # VIA's polygons are not in a list.
+            parts = segmentation if is_list and not isinstance(segmentation[0], int | float) else [segmentation]
+            _check_extent(parts, box, where)
             if segmentation == [] and isinstance(box, list) and 0 in box[2:]:
                 num_empty += 1
             elif number in shapes:
-                is_list = isinstance(segmentation, list) and segmentation
-                parts = segmentation if is_list and not isinstance(segmentation[0], int | float) else [segmentation]
-                for at, part in enumerate(parts, 1):  # VIA's polygons are not in a list
+                for at, part in enumerate(parts, 1):
                     here = f"{where}: polygon {at}" if len(parts) > 1 else where
                     shapes[number].append(Shape(None if is_crowd else name, here, part))
         except InputError as error:
@@ -164,10 +165,9 @@ def _read_shapes(
     return {number: sorted(drawn, key=lambda shape: shape.name is not None) for number, drawn in shapes.items()}
 
 
-def _check_extent(segmentation: object, box: object, where: str) -> None:
+def _check_extent(parts: list, box: object, where: str) -> None:
     """Raise InputError if polygons span less than half of their box: other numbers were written as coordinates."""
-    polygons = segmentation if isinstance(segmentation, list) else []
-    values = [value for polygon in polygons for value in (polygon if isinstance(polygon, list) else [polygon])]
+    values = [value for part in parts if isinstance(part, list) for value in part]
     if not (isinstance(box, list) and len(box) == 4 and len(values) > 3):
         return
     if not all(isinstance(value, int | float) for value in (*box, *values)):

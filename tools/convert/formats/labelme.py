@@ -7,7 +7,6 @@ point on it), oriented_rectangle (four corners), line, linestrip, point, or mask
 """
 
 import base64
-import binascii
 import posixpath
 import struct
 from pathlib import Path
@@ -89,7 +88,7 @@ def embedded_image(path: Path) -> tuple[bytes, str]:
 def _decode_base64(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise InputError(f"{where}: not base64") from None
 
 

@@ -33,8 +33,9 @@ BRUSH = re.compile(r"task-(\d{1,18})-annotation-(\d{1,18})-by-[^-]*-[^-]+-(.+)-\
 
 def read(source: Source) -> None:
     """Read the images and classes of an export, or of all exports below a folder."""
-    several: list[str] = []
-    brushes, done = find_brushes(source.path, several), set()
+    drawn, done = find_brushes(source.path), set()
+    brushes = {task: annotations[max(annotations)] for task, annotations in drawn.items()}  # the last annotation's
+    several = [f"{source.path}: task {task}" for task, annotations in drawn.items() if len(annotations) > 1]
 
     def read_tasks(tasks: list, path: Path) -> list[Entry]:
         def read_task(task: Any) -> Entry:
@@ -64,22 +65,18 @@ def read(source: Source) -> None:
         remedy = "put the project's JSON export beside them, or name the images task-1, task-2 and so on"
         source.notes.append(f"{source.path}: Label Studio's PNG files do not say which image they are of: {remedy}")
     if several:
-        drawn = "the ground truth is drawn, or else the one that was changed last"
-        source.notes.append(f"{len(several)} task(s) have several annotations, such as {several[0]}: {drawn}")
+        choice = "the ground truth is drawn, or else the one that was changed last"
+        source.notes.append(f"{len(several)} task(s) have several annotations, such as {several[0]}: {choice}")
     source.names = sorted(source.shape_names)
 
 
-def find_brushes(source: Path, several: list[str]) -> dict[int, list[Shape]]:
-    """Return {task: masks of its last annotation, by name} of the PNG files below a folder.
-
-    Adds each task that has more than one annotation to `several`.
-    """
+def find_brushes(source: Path) -> dict[int, dict[int, list[Shape]]]:
+    """Return {task: {annotation: its masks, by name}} of the PNG files below a folder."""
     tasks: dict[int, dict[int, list[Shape]]] = {}
     for path in list_files(source, (".png",)):
         if match := BRUSH.fullmatch(path.stem):
             tasks.setdefault(int(match[1]), {}).setdefault(int(match[2]), []).append(Shape(match[3], str(path), path))
-    several += [f"{source}: task {task}" for task, annotations in tasks.items() if len(annotations) > 1]
-    return {task: annotations[max(annotations)] for task, annotations in tasks.items()}
+    return tasks
 
 
 def _read_shapes(
