@@ -134,7 +134,7 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
         elif not facts.classes:
             add(("label-empty", ""))
     elif pixels.ndim == 3 and pixels.shape[2] >= 3:
-        rgb, facts.is_hidden = opaque(pixels if mode == "RGBA" else pixels[..., :3])
+        rgb, _, facts.is_hidden = opaque(pixels if mode == "RGBA" else pixels[..., :3])
         colours: list = Image.fromarray(rgb).getcolors(pixels.size) or []
         most_frequent = sorted(colours, key=lambda item: (-item[0], item[1]))[:NUM_COLOURS]
         facts.colours = {f"#{bytes(colour).hex()}": count for count, colour in most_frequent}

@@ -50,8 +50,8 @@ def find_kinds(source: Path) -> dict[str, Path]:
         if kind and (kind not in examples or path.name.startswith("instances")):  # not COCO's key points
             examples[kind] = path
     refused = {kind: examples.pop(kind) for kind in REFUSED.keys() & examples.keys()}
-    for brush in find_brushes(source, []).values():
-        examples.setdefault("labelstudio", brush[0].data)
+    for brushes in find_brushes(source).values():
+        examples.setdefault("labelstudio", brushes[max(brushes)][0].data)
     examples |= _find_masks(source)
     for kind, path in refused.items() if not examples else ():
         raise UserError(f"{path}: {REFUSED[kind]}, and convert that")

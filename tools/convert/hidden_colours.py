@@ -10,10 +10,14 @@ ALMOST, FEW = 2, 4  # difference of a channel, and factor between numbers of mas
 NUM_TWINS = 3  # lines on them, at most
 
 
-def opaque(pixels: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the RGB of RGB or RGBA pixels (H, W, C), black where alpha is 0, and whether alpha 0 hides a colour."""
-    is_opaque, rgb = pixels[:, :, 3:].all(axis=2, keepdims=True), pixels[:, :, :3]  # without alpha, all are opaque
-    return rgb * is_opaque, bool((rgb * ~is_opaque).any())
+def opaque(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return (rgb, is_clear, is_hidden) of RGB or RGBA pixels (H, W, C).
+
+    rgb: the colours, black where alpha is 0. is_clear: where alpha is 0, (H, W) bool. is_hidden: whether alpha 0 hides
+    a colour.
+    """
+    is_clear, rgb = pixels[:, :, 3:].min(axis=2, initial=255) == 0, pixels[:, :, :3]  # without alpha, none is clear
+    return rgb * ~is_clear[:, :, None], is_clear, bool(rgb[is_clear].any())
 
 
 def twins(colours: list[int], palettes: list[set[int]]) -> list[str]:

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,46 +17,34 @@ from support.errors import InputError, NotRGBError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
 from tools.convert.drawing import LINE_WIDTH, STROKE_WIDTH
+from tools.convert.formats.labelme import embedded_image
 from tools.convert.source import Converted, Entry, Kind, Numbering, Options
 
 DIFFERS = "exists and differs: not overwritten; remove it to convert it again"
 
 
-class Job(NamedTuple):
-    """What all entries have in common. options: the flags. images, masks: the folders where they go."""
-
-    kind: Kind
-    options: Options
-    numbering: Numbering
-    images: Path
-    masks: Path
-
-
-def convert(entry: Entry, job: Job) -> Converted:
-    """Write the image and the mask of an entry. Converted.faults names an entry that cannot be used."""
+def convert(entry: Entry, kind: Kind, options: Options, numbering: Numbering, images: Path, masks: Path) -> Converted:
+    """Write the image and the mask of an entry to these folders. Converted.fault says why they cannot be written."""
     result = Converted()
     try:
         with _image_file(entry) as image:
-            label = paint(entry, _check_image(entry, image), job, result)
-            write_mask(job.masks / f"{entry.name}.png", label, job.numbering.colours)
-            put_image(job.images / f"{entry.name}{image.suffix}", image)
+            label = paint(entry, _check_image(entry, image), kind, options, numbering, result)
+            write_mask(masks / f"{entry.name}.png", label, numbering.colours)
+            put_image(images / f"{entry.name}{image.suffix}", image)
     except InputError as error:
-        result.faults.append(str(error))
+        result.fault = str(error)
     except MemoryError:
-        result.faults.append(f"{entry.where}: ran out of memory: skipped; lower --workers")
-    else:
-        result.is_written = True
-        result.blank += [] if entry.record else [entry.where]
+        result.fault = f"{entry.where}: ran out of memory: skipped; lower --workers"
     return result
 
 
 @contextlib.contextmanager
 def _image_file(entry: Entry) -> Iterator[Path]:
     """Yield the file of an entry's image: a temporary one if the image is inside of its annotation file."""
-    if not entry.extract:
+    if entry.image.suffix.lower() != ".json":
         yield entry.image
         return
-    data, suffix = entry.extract(entry.image)
+    data, suffix = embedded_image(entry.image)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"image{suffix}"
         write_atomic(path, data)
@@ -69,8 +56,7 @@ def _image_file(entry: Entry) -> Iterator[Path]:
 
 def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
-    header = any_header(file)
-    size, turn = header.size, header.turn
+    size, turn, *_ = any_header(file)
     try:
         with opened(file) as image:
             image.load()
@@ -86,20 +72,21 @@ def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     return size
 
 
-def paint(entry: Entry, size: tuple[int, int], job: Job, result: Converted) -> np.ndarray:
+def paint(
+    entry: Entry, size: tuple[int, int], kind: Kind, options: Options, numbering: Numbering, result: Converted
+) -> np.ndarray:
     """Return the label map (height, width) uint8 of an entry: its regions over each other in drawing order."""
-    kind, numbers = job.kind, job.numbering.numbers
-    width = job.options.line_width or (STROKE_WIDTH if job.options.scribbles else LINE_WIDTH)
-    label, is_free = np.full(size, job.numbering.unlabelled, np.uint8), np.ones(size, bool)
-    for name, where, data in kind.shapes(entry.record, size, job.options, result) if kind.shapes else entry.record:
+    width = options.line_width or (STROKE_WIDTH if options.scribbles else LINE_WIDTH)
+    label, is_free = np.full(size, numbering.unlabelled, np.uint8), np.ones(size, bool)
+    for name, where, data in kind.shapes(entry.record, size, options, result) if kind.shapes else entry.record:
         top, left, mask, is_thin = kind.patch(data, where, size, width)
         if not mask.any():
             result.empty.append(where)
             continue
         result.thin += [where] if is_thin else []
-        if name not in numbers:
+        if name not in numbering.numbers:
             result.unlisted.setdefault(name, []).append(where)
-        value = numbers.get(name, IGNORE)
+        value = numbering.numbers.get(name, IGNORE)
         box = slice(top, top + mask.shape[0]), slice(left, left + mask.shape[1])
         label[box][mask], is_free[box][mask] = value, False
     result.num_pixels, result.num_unlabelled = is_free.size, int(is_free.sum())

@@ -22,7 +22,7 @@ from tools.convert.formats import KINDS
 from tools.convert.formats.colours import check_hint, class_file
 from tools.convert.formats.labelstudio import BRUSH
 from tools.convert.hidden_colours import HIDDEN
-from tools.convert.output import Job, convert
+from tools.convert.output import convert
 from tools.convert.reading import MAX_BYTES, list_name, output_name
 from tools.convert.source import Converted, Entry, Numbering, Options, Source, number_classes, read_known
 
@@ -85,19 +85,14 @@ def run(args: ConvertFlags) -> tuple[int, list[str]]:
     note = args.out / f".made_from{'_' if args.split else ''}{args.split}.json"
     results = [f"{folder.relative_to(args.out).as_posix()}/**/*" for folder in (images, masks)]
     settings |= {"kind": name, "source": str(args.source.resolve())}
-    reserve(
-        note,
-        settings,
-        results,
-        "tools.convert",
-        remedy=f", or add this export beside them by {beside}" if beside else "",
-    )
+    remedy = f", or add this export beside them by {beside}" if beside else ""
+    reserve(note, settings, results, "tools.convert", remedy=remedy)
     write_atomic(file, text)
-    job = Job(kind, args, numbering, images, masks)
-    done = work_on(functools.partial(convert, job=job), entries, args.workers, "image", "converting")
+    write = functools.partial(convert, kind=kind, options=args, numbering=numbering, images=images, masks=masks)
+    done = work_on(write, entries, args.workers, "image", "converting")
+    written = [entry for entry, result in zip(entries, done, strict=True) if not result.fault]
     source.faults += _stale(masks, args, entries)
-    status = _report(args, source, done, numbering)
-    return status, [entry.name for entry, result in zip(entries, done, strict=True) if result.is_written]
+    return _report(args, source, done, written, numbering), [entry.name for entry in written]
 
 
 def _split_flag(source: Source, args: ConvertFlags) -> str:
@@ -128,7 +123,7 @@ def _add_unlabelled(source: Source, args: ConvertFlags) -> None:
     used, beside = {path.with_suffix("") for path in labelled}, {path.parent: entry for path, entry in labelled.items()}
     others = [
         replace(entry, name=posixpath.join(posixpath.dirname(entry.name), output_name(path.name)), where=str(path),
-                image=path, record=[], size=None, extract=None)
+                image=path, record=[], size=None)
         for folder, entry in beside.items()
         for path in sorted(folder.iterdir())
         if path.suffix.lower() in IMAGE_SUFFIXES and path.with_suffix("") not in used
@@ -164,7 +159,7 @@ def _named_entries(source: Source, args: ConvertFlags) -> list[Entry]:
     kept: list[Entry] = []
     taken: dict[object, Entry] = {}
     for entry in entries:
-        image = entry.split, entry.where if entry.extract else os.path.abspath(entry.image)
+        image = entry.split, os.path.abspath(entry.image)
         uses = {entry.name.casefold(): f"output {entry.name!r} would replace", image: f"image {entry.image} is"}
         if twice := [f"its {use} that of {taken[key].where}" for key, use in uses.items() if key in taken]:
             source.faults.append(f"{entry.where}: {twice[0]}: skipped")
@@ -187,23 +182,32 @@ def _stale(masks: Path, args: ConvertFlags, entries: list[Entry]) -> list[str]:
     return [f"{len(stale)} mask(s) of an earlier start, such as {stale[0]}: {remedy}"] if stale else []
 
 
-def _report(args: ConvertFlags, source: Source, results: list[Converted], numbering: Numbering) -> int:
-    """Print the faults, and what became of the images. Return the exit status."""
-    faults = [*source.faults, *(line for result in results for line in result.faults)]
-    kinds = "empty", "thin", "blank"
-    empty, thin, blank = ([where for result in results for where in getattr(result, kind)] for kind in kinds)
+def _report(
+    args: ConvertFlags, source: Source, results: list[Converted], written: list[Entry], numbering: Numbering
+) -> int:
+    """Print the faults, and what became of the images, of which `written` have a mask. Return the exit status."""
+    faults = [*source.faults, *(result.fault for result in results if result.fault)]
+    empty = [where for result in results for where in result.empty]
+    thin = [where for result in results for where in result.thin]
+    blank = [entry.where for entry in written if not entry.record]
     if empty:
         faults.append(f"{len(empty)} shape(s) cover no pixel of the image, such as {empty[0]}: left out")
     missing = dict[str | None, list[str]]()
     for name, places in (item for result in results for item in result.unlisted.items()):
         missing.setdefault(name, []).extend(places)
-    faults += [
-        f"{_unlisted(name)}: ignored (255) in {len(places)} place(s), such as {places[0]}"
-        for name, places in sorted(missing.items(), key=lambda item: -len(item[1]))
-    ]
+    for name, places in sorted(missing.items(), key=lambda item: -len(item[1])):
+        is_colour = re.fullmatch(COLOUR, str(name))
+        what = f"{name}: a colour that no class has" if is_colour else f"class {name!r}: not in the list of classes"
+        faults.append(f"{what}: ignored (255) in {len(places)} place(s), such as {places[0]}")
     _print_faults(faults)
-    done = sum(result.is_written for result in results)
-    say(*source.notes, *_unlabelled_note(args, source, results, numbering))
+    say(*source.notes)
+    num_unlabelled = sum(result.num_unlabelled for result in results)
+    if num_unlabelled and numbering.unlabelled != IGNORE and not args.unlabelled:
+        share = f"{num_unlabelled / sum(result.num_pixels for result in results):.1%}"
+        remedy = "; if they mean unlabelled, convert to a new folder with --unlabelled ignore"
+        remedy = remedy if len({*source.names} & {*numbering.names}) > 1 else ""  # a model needs 2 classes
+        background = numbering.names[numbering.unlabelled]
+        say(f"{share} of the pixels have no label (no shape, or black): class {background}{remedy}")
     if hidden := sum(result.is_hidden for result in results):
         say(f"{hidden} mask(s) have {HIDDEN}")
     if thin:
@@ -212,33 +216,17 @@ def _report(args: ConvertFlags, source: Source, results: list[Converted], number
     if blank:
         value = "ignored (255)" if numbering.unlabelled == IGNORE else numbering.names[numbering.unlabelled]
         say(f"{len(blank)} image(s) have no shape, such as {blank[0]}: all of their pixels are {value}")
-    written = f"{done} image(s) with masks of {len(numbering.names)} classes"
-    written += f"; {len(empty)} polygon(s) cover no pixel" if empty else ""
-    say(f"{args.out}: {written}; do not edit the images: they may be hard links to the originals")
+    done = f"{len(written)} image(s) with masks of {len(numbering.names)} classes"
+    done += f"; {len(empty)} polygon(s) cover no pixel" if empty else ""
+    say(f"{args.out}: {done}; do not edit the images: they may be hard links to the originals")
     if any(re.fullmatch(COLOUR, name) for name in source.colours):
         file = args.out / "classes.txt"
         say(f"classes are named by colour: to rename them, edit the first word of each line of {file}")
     if faults:
         say(f"{len(faults)} fault(s): the lines on standard error name what was left out")
-    if not done:
+    if not written:
         raise UserError(f"{args.out}: no image could be converted")
     return 1 if faults else 0
-
-
-def _unlisted(name: str | None) -> str:
-    is_colour = re.fullmatch(COLOUR, str(name))
-    return f"{name}: a colour that no class has" if is_colour else f"class {name!r}: not in the list of classes"
-
-
-def _unlabelled_note(args: ConvertFlags, source: Source, results: list[Converted], numbering: Numbering) -> list[str]:
-    """Return a line on the pixels that are background because no shape covers them, if any."""
-    num_unlabelled = sum(result.num_unlabelled for result in results)
-    if not num_unlabelled or numbering.unlabelled == IGNORE or args.unlabelled:
-        return []
-    share = f"{num_unlabelled / sum(result.num_pixels for result in results):.1%}"
-    note = f"{share} of the pixels have no label (no shape, or black): class {numbering.names[numbering.unlabelled]}"
-    ignore = "; if they mean unlabelled, convert to a new folder with --unlabelled ignore"
-    return [note + (ignore if len({*source.names} & {*numbering.names}) > 1 else "")]  # a model needs 2 classes
 
 
 def _print_faults(faults: list[str]) -> None:

@@ -51,9 +51,8 @@ class Entry:
     """An image to convert.
 
     name: the output's name without suffix, with "/" after each folder. where: the file, or a position in it, for
-    messages. record: its Shapes, or the file of its mask. size: (height, width) in the annotation, or
-    None. split: train, val, test or another subset of the export, or "". extract: a function that returns the content
-    and suffix of an image that is inside the annotation file `image`.
+    messages. image: its file, or LabelMe's JSON file that contains it. record: its Shapes, or the file of its mask.
+    size: (height, width) in the annotation, or None. split: train, val, test or another subset of the export, or "".
     """
 
     name: str
@@ -62,7 +61,6 @@ class Entry:
     record: Any
     size: tuple[int, int] | None = None
     split: str = ""
-    extract: Callable[[Path], tuple[bytes, str]] | None = None
 
 
 @dataclass
@@ -140,11 +138,9 @@ class Source:
         """Yield read(item) of each item. An InputError becomes a line of `faults` instead, and the others go on."""
         for item in items:
             try:
-                result = read(item)
+                yield read(item)
             except InputError as error:
                 self.faults.append(str(error))
-            else:
-                yield result
 
     def read_files(self, suffix: str, read: Callable[[Path], list[Entry]]) -> None:
         """Add the entries that `read` returns for each annotation file with a suffix, such as ".json".
@@ -162,21 +158,19 @@ class Source:
 
 @dataclass
 class Converted:
-    """What became of an entry. is_written: whether its image and mask are there.
+    """What became of an entry. fault: why its image and mask are not written, "" if they are.
 
     is_hidden: whether the mask has colours under alpha 0.
     num_pixels, num_unlabelled: pixels of the image, and those in no shape. unlisted: {class without a number: places}.
-    empty, thin, blank: places of shapes without a pixel, of thin polygons, and of an image without a shape.
+    empty, thin: places of shapes without a pixel, and of thin polygons.
     """
 
-    is_written: bool = False
+    fault: str = ""
     is_hidden: bool = False
     num_pixels: int = 0
     num_unlabelled: int = 0
-    faults: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     thin: list[str] = field(default_factory=list)
-    blank: list[str] = field(default_factory=list)
     unlisted: dict[str | None, list[str]] = field(default_factory=dict)
 
 

@@ -142,13 +142,14 @@ def _read_shapes(
                 raise InputError(f"{where}: iscrowd {crowd!r}: must be 0 or 1")
             is_crowd = has_crowds and crowd in (1, "1")
             segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
-            _check_extent(segmentation, box, where)
+            is_list = isinstance(segmentation, list) and segmentation
+            # VIA's polygons are not in a list.
+            parts = segmentation if is_list and not isinstance(segmentation[0], int | float) else [segmentation]
+            _check_extent(parts, box, where)
             if segmentation == [] and isinstance(box, list) and 0 in box[2:]:
                 num_empty += 1
             elif number in shapes:
-                is_list = isinstance(segmentation, list) and segmentation
-                parts = segmentation if is_list and not isinstance(segmentation[0], int | float) else [segmentation]
-                for at, part in enumerate(parts, 1):  # VIA's polygons are not in a list
+                for at, part in enumerate(parts, 1):
                     here = f"{where}: polygon {at}" if len(parts) > 1 else where
                     shapes[number].append(Shape(None if is_crowd else name, here, part))
         except InputError as error:
@@ -164,10 +165,9 @@ def _read_shapes(
     return {number: sorted(drawn, key=lambda shape: shape.name is not None) for number, drawn in shapes.items()}
 
 
-def _check_extent(segmentation: object, box: object, where: str) -> None:
+def _check_extent(parts: list, box: object, where: str) -> None:
     """Raise InputError if polygons span less than half of their box: other numbers were written as coordinates."""
-    polygons = segmentation if isinstance(segmentation, list) else []
-    values = [value for polygon in polygons for value in (polygon if isinstance(polygon, list) else [polygon])]
+    values = [value for part in parts if isinstance(part, list) for value in part]
     if not (isinstance(box, list) and len(box) == 4 and len(values) > 3):
         return
     if not all(isinstance(value, int | float) for value in (*box, *values)):
@@ -181,23 +181,19 @@ def _check_extent(segmentation: object, box: object, where: str) -> None:
 def patch(segmentation: object, where: str, size: tuple[int, int], line_width: float) -> Patch:
     """Return the pixels of one of an object's polygons, or its mask."""
     if isinstance(segmentation, dict):
-        return _decode(segmentation, where, size)
+        counts = segmentation.get("counts")
+        if segmentation.get("size") != list(size):
+            raise InputError(f"{where}: an RLE of size {segmentation.get('size')}, but the image has {list(size)}")
+        if isinstance(counts, str):
+            counts = _decompress(counts, where)
+        if not isinstance(counts, list):
+            raise InputError(f"{where}: 'counts' is missing or invalid")
+        return Patch(0, 0, from_runs(counts, size[0] * size[1], where).reshape(size[::-1]).T)
     if not segmentation:
         raise InputError(f"{where}: no segmentation: a box alone is no mask")
     if not isinstance(segmentation, list) or len(segmentation) % 2:
         raise InputError(f"{where}: not a list of x, y, x, y, ...")
     return fill(read_points([segmentation[at : at + 2] for at in range(0, len(segmentation), 2)], where), size)
-
-
-def _decode(segmentation: dict, where: str, size: tuple[int, int]) -> Patch:
-    counts = segmentation.get("counts")
-    if segmentation.get("size") != list(size):
-        raise InputError(f"{where}: an RLE of size {segmentation.get('size')}, but the image has {list(size)}")
-    if isinstance(counts, str):
-        counts = _decompress(counts, where)
-    if not isinstance(counts, list):
-        raise InputError(f"{where}: 'counts' is missing or invalid")
-    return Patch(0, 0, from_runs(counts, size[0] * size[1], where).reshape(size[::-1]).T)
 
 
 def _decompress(text: str, where: str) -> list[int]:

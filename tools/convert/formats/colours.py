@@ -7,7 +7,7 @@ and lists in ImageSets/Segmentation (https://docs.cvat.ai/docs/dataset_managemen
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ MOST = 254  # colours of a palette that is found
 RARE, LEAST = 0.05, 3  # share of the pixels, and number of colours: see _mixed()
 BLACK = 0
 GROUND = 0.5  # share of the pixels that the ground around strokes has, at least
-VOC_VOID = (224, 224, 192)  # the outlines of objects in PASCAL VOC's masks
+VOC_VOID = 0xE0E0C0  # the outlines of objects in PASCAL VOC's masks
 
 IMAGE_FOLDERS = ("images", "JPEGImages")
 MASK_FOLDERS = ("masks", "labels", "annotations", "SegmentationClass", "SegmentationClassAug")
@@ -205,17 +205,15 @@ def _pair(source: Source) -> None:
     lists = sorted(folder.glob("*.txt")) if folder else [] if options.scribbles else plain_lists(images, masks)
     splits = read_splits(lists, dict(pairs), source.faults, images, options.image_suffix)
 
-    def read_pair(pair: tuple[str, Files]) -> list[Entry]:
-        name, found = pair
-        if not found["mask"] and (options.scribbles or (splits and name not in splits)):
-            return []
-        files = split.choose(name, found)
-        return [Entry(name, str(files["mask"]), files["image"], files["mask"], split=splits.get(name, ""))]
+    def read_pair(pair: tuple[str, Files]) -> Entry:
+        files, name = split.choose(*pair), pair[0]
+        return Entry(name, str(files["mask"]), files["image"], files["mask"], split=splits.get(name, ""))
 
     if options.scribbles and (lacking := [found["image"][0] for _, found in pairs if not found["mask"]]):
         source.notes.append(f"{len(lacking)} image(s) have no stroke, such as {lacking[0]}: left out")
-    for entries in source.collect(read_pair, pairs):
-        source.entries += entries
+    needs_mask = splits.keys() if splits else dict(pairs).keys()
+    used = [pair for pair in pairs if pair[1]["mask"] or (not options.scribbles and pair[0] in needs_mask)]
+    source.entries += source.collect(read_pair, used)
     unused = select(list_folder(masks, LABEL_SUFFIXES), options.label_suffix).keys() - dict(pairs).keys()
     source.faults += [f"{masks / name}: a mask without an image: skipped" for name in sorted(unused)]
 
@@ -241,32 +239,29 @@ def _class_of_colour(options: Options) -> dict[int, str | None]:
     if not options.known:
         return {}
     classes: dict[int, str] = {}
-    for name, colour in zip(options.known.names, options.known.colours.tolist(), strict=False):
-        if (other := classes.setdefault(_pack(colour), name)) != name:
-            twice = f"{other!r} and {name!r} both have the colour {_name(_pack(colour))}"
+    for name, colour in zip(options.known.names, _pack(options.known.colours).tolist(), strict=False):
+        if (other := classes.setdefault(colour, name)) != name:
+            twice = f"{other!r} and {name!r} both have the colour {_name(colour)}"
             raise UserError(f"--classes {options.classes}: {twice}: give one of them another, in a copy of the file")
-    return {_pack(VOC_VOID): None} | classes
+    return {VOC_VOID: None} | classes
 
 
-def _pack(colour: Sequence[int]) -> int:
-    return int.from_bytes(bytes(colour), "big")
+def _pack(rgb: np.ndarray) -> np.ndarray:
+    """Return colours (..., 3) uint8 as 65536 * red + 256 * green + blue, (...) int32."""
+    return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32)
 
 
 def _packed(path: Path) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return (colours, is_clear, is_hidden) of a mask.
+    """Return (colours as of _pack(), is_clear, is_hidden) of a mask; the latter two as of opaque().
 
-    is_clear: where it is transparent, (H, W) bool. is_hidden: whether transparent pixels hide a colour. A colour is
-    65536 * red + 256 * green + blue, (H, W) int32. Transparent pixels are black. Raises InputError if the file is
-    damaged.
+    Raises InputError if the file is damaged.
     """
 
     def convert(image: Image.Image) -> Image.Image:
         return image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
 
-    pixels = decode(path, convert, lossless=True)
-    rgb, is_hidden = opaque(pixels)
-    is_clear = pixels[:, :, 3:].min(axis=2, initial=255) == 0  # nowhere without alpha
-    return rgb.astype(np.int32) @ np.array([65536, 256, 1], np.int32), is_clear, is_hidden
+    rgb, is_clear, is_hidden = opaque(decode(path, convert, lossless=True))
+    return _pack(rgb), is_clear, is_hidden
 
 
 def _name(colour: int) -> str:

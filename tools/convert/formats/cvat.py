@@ -14,7 +14,6 @@ from pathlib import Path
 
 from support.errors import InputError
 from tools.convert import drawing
-from tools.convert.drawing import Patch, place, read_points
 from tools.convert.reading import output_name, read_size, read_xml, split_in
 from tools.convert.source import Entry, Shape, Source
 
@@ -69,7 +68,7 @@ def _entry(image: ElementTree.Element, path: Path, subset: str, source: Source) 
     return Entry(output_name(name), where, file, shapes, size, split=split)
 
 
-def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: float) -> Patch:
+def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: float) -> drawing.Patch:
     """Return the pixels of a shape: its tag and attributes."""
 
     def numbers(*keys: str) -> list[float]:
@@ -82,7 +81,7 @@ def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: 
         if not 1 <= width <= size[1] or not 1 <= height <= size[0] or not runs:
             raise InputError(f"{where}: a mask of {width}x{height} pixels, but the image has {size[1]}x{size[0]}")
         mask = drawing.from_runs(runs, width * height, where).reshape(height, width)
-        return place(mask, top, left, size)
+        return drawing.place(mask, top, left, size)
     if tag == "ellipse":
         x, y, *radii, rotation = numbers("cx", "cy", "rx", "ry", "rotation")
         return drawing.ellipse((x, y), (radii[0], radii[1]), size, rotation)
@@ -91,7 +90,8 @@ def patch(shape: dict[str, str], where: str, size: tuple[int, int], line_width: 
         return drawing.fill(drawing.turned(drawing.rectangle(*corners), rotation), size)
     if tag not in ("polygon", "polyline"):
         raise InputError(f"{where}: this kind of shape is not read: the image is skipped; draw polygons in CVAT")
-    points = read_points([pair.split(",") for pair in shape.get("points", "").split(";") if pair.strip()], where)
+    pairs = [pair.split(",") for pair in shape.get("points", "").split(";") if pair.strip()]
+    points = drawing.read_points(pairs, where)
     return drawing.fill(points, size) if tag == "polygon" else drawing.stroke(points, line_width, size)
 
 

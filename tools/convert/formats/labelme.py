@@ -7,10 +7,8 @@ point on it), oriented_rectangle (four corners), line, linestrip, point, or mask
 """
 
 import base64
-import binascii
 import posixpath
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -18,8 +16,7 @@ import numpy as np
 
 from data.images.files import decode_bytes
 from support.errors import InputError
-from tools.convert import drawing
-from tools.convert.drawing import Patch, place, read_points
+from tools.convert.drawing import Patch, ellipse, fill, place, read_points, rectangle, stroke
 from tools.convert.reading import read_json, read_size, read_value
 from tools.convert.source import Entry, Shape, Source
 
@@ -42,13 +39,13 @@ def read(source: Source) -> None:
         size = read_size(height, width, str(path)) if height else None
         reference = read_value(content, "imagePath", str, str(path)).replace("\\", "/")
         from_root = posixpath.normpath(posixpath.join(path.parent.relative_to(source.root).as_posix(), reference))
-        entry = Entry(source.output_name(path), str(path), path, shapes, size, extract=embedded_image)
         try:
-            return [replace(entry, image=source.find_image(from_root, str(path)), extract=None)]
+            image = source.find_image(from_root, str(path))
         except InputError:
             if not content.get("imageData"):
                 raise
-        return [entry]
+            image = path  # see embedded_image()
+        return [Entry(source.output_name(path), str(path), image, shapes, size)]
 
     source.read_files(".json", read_file)
     source.names = sorted(source.shape_names)
@@ -65,14 +62,14 @@ def patch(shape: dict, where: str, size: tuple[int, int], line_width: float) -> 
         in_last = (points >= np.array(size[::-1]) - 1) & (points < size[::-1]) & (points > points.min(axis=0))
         points = np.where(in_last, size[::-1], points)
     if kind in ("polygon", "oriented_rectangle") or (kind == "rectangle" and len(points) == 4):  # X-AnyLabeling's
-        return drawing.fill(points, size)
+        return fill(points, size)
     if kind == "rectangle":
-        return drawing.fill(drawing.rectangle(*points[0], *points[1]), size)
+        return fill(rectangle(*points[0], *points[1]), size)
     if kind == "circle":
         radius = float(np.hypot(*(points[1] - points[0])))
-        return drawing.ellipse(tuple(points[0]), (radius, radius), size)
+        return ellipse(tuple(points[0]), (radius, radius), size)
     if kind in ("line", "linestrip", "point"):
-        return drawing.stroke(points, line_width, size)
+        return stroke(points, line_width, size)
     if kind == "mask":
         (left, top), (right, bottom) = np.trunc(points[:2]).astype(int).tolist()
         box = (bottom - top + 1, right - left + 1)
@@ -91,7 +88,7 @@ def embedded_image(path: Path) -> tuple[bytes, str]:
 def _decode_base64(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise InputError(f"{where}: not base64") from None
 
 

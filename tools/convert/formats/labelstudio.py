@@ -18,8 +18,7 @@ from data.folders import list_files
 from data.images import decode
 from data.images.files import IMAGE_SUFFIXES
 from support.errors import InputError
-from tools.convert import drawing
-from tools.convert.drawing import Patch, read_points
+from tools.convert.drawing import Patch, ellipse, fill, read_points, rectangle, turned
 from tools.convert.reading import output_name, read_json, read_size, read_value, split_in
 from tools.convert.source import Entry, Shape, Source
 
@@ -34,8 +33,9 @@ BRUSH = re.compile(r"task-(\d{1,18})-annotation-(\d{1,18})-by-[^-]*-[^-]+-(.+)-\
 
 def read(source: Source) -> None:
     """Read the images and classes of an export, or of all exports below a folder."""
-    several: list[str] = []
-    brushes, done = find_brushes(source.path, several), set()
+    drawn, done = find_brushes(source.path), set()
+    brushes = {task: annotations[max(annotations)] for task, annotations in drawn.items()}  # the last annotation's
+    several = [f"{source.path}: task {task}" for task, annotations in drawn.items() if len(annotations) > 1]
 
     def read_tasks(tasks: list, path: Path) -> list[Entry]:
         def read_task(task: Any) -> Entry:
@@ -65,22 +65,18 @@ def read(source: Source) -> None:
         remedy = "put the project's JSON export beside them, or name the images task-1, task-2 and so on"
         source.notes.append(f"{source.path}: Label Studio's PNG files do not say which image they are of: {remedy}")
     if several:
-        drawn = "the ground truth is drawn, or else the one that was changed last"
-        source.notes.append(f"{len(several)} task(s) have several annotations, such as {several[0]}: {drawn}")
+        choice = "the ground truth is drawn, or else the one that was changed last"
+        source.notes.append(f"{len(several)} task(s) have several annotations, such as {several[0]}: {choice}")
     source.names = sorted(source.shape_names)
 
 
-def find_brushes(source: Path, several: list[str]) -> dict[int, list[Shape]]:
-    """Return {task: masks of its last annotation, by name} of the PNG files below a folder.
-
-    Adds each task that has more than one annotation to `several`.
-    """
+def find_brushes(source: Path) -> dict[int, dict[int, list[Shape]]]:
+    """Return {task: {annotation: its masks, by name}} of the PNG files below a folder."""
     tasks: dict[int, dict[int, list[Shape]]] = {}
     for path in list_files(source, (".png",)):
         if match := BRUSH.fullmatch(path.stem):
             tasks.setdefault(int(match[1]), {}).setdefault(int(match[2]), []).append(Shape(match[3], str(path), path))
-    several += [f"{source}: task {task}" for task, annotations in tasks.items() if len(annotations) > 1]
-    return {task: annotations[max(annotations)] for task, annotations in tasks.items()}
+    return tasks
 
 
 def _read_shapes(
@@ -164,14 +160,14 @@ def patch(region: Any, where: str, size: tuple[int, int], line_width: float) -> 
         return Patch(0, 0, values.reshape(height, width, 4)[:, :, 3] >= 128)
     percent = np.array([width, height]) / 100
     if kind == "polygon":
-        return drawing.fill(read_points(value.get("points"), where) * percent, size)
+        return fill(read_points(value.get("points"), where) * percent, size)
     sides = ("width", "height") if kind == "rectangle" else ("radiusX", "radiusY")
     pairs = [[value.get(key) for key in keys] for keys in (("x", "y"), sides)]
     place, extent = read_points(pairs, where) * percent
     degrees = float(read_points([[value.get("rotation") or 0, 0]], where)[0, 0])
     if kind == "ellipse":
-        return drawing.ellipse(tuple(place), tuple(extent), size, degrees)
-    return drawing.fill(drawing.turned(drawing.rectangle(*place, *(place + extent)), degrees, place), size)
+        return ellipse(tuple(place), tuple(extent), size, degrees)
+    return fill(turned(rectangle(*place, *(place + extent)), degrees, place), size)
 
 
 def _decode_rle(rle: list, num_values: int, where: str) -> np.ndarray:

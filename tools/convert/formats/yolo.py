@@ -74,12 +74,10 @@ def _read_names(source: Source) -> list[str]:
             source.notes.append(f"{path}: nc is {content['nc']}, but there are {len(names)} names")
         return names
     named = [path for path in list_files(source.path, (".txt", ".names")) if path.name in NAMES]
-    return _read_text_names(min(named, key=lambda path: len(path.parts))) if named else []
-
-
-def _read_text_names(path: Path) -> list[str]:
-    """Return the class names in a text file, whose line numbers are their numbers. Blank lines may end the file."""
-    names = [line.strip() for line in read_text(path, MAX_BYTES).rstrip().split("\n")]
+    if not named:
+        return []
+    path = min(named, key=lambda path: len(path.parts))
+    names = [line.strip() for line in read_text(path, MAX_BYTES).rstrip().split("\n")]  # blank lines may end the file
     if "" in names:
         where = f"{path} line {names.index('') + 1}"
         raise UserError(f"{where}: blank, but each line names a class: name it, or remove the line")
