@@ -339,7 +339,7 @@ def test_polygons_that_are_thin_or_cover_no_pixel_are_counted(tmp_path, capsys):
     assert "2 shape(s) cover no pixel of the image, such as " in output.err
     assert "annotations[0]: polygon 2: left out" in output.err
     assert "2 polygon(s) are less than 2 pixels wide, such as " in output.out
-    assert "1 image(s) with masks of 4 classes; 2 polygon(s) cover no pixel; " in output.out
+    assert "1 image(s) with masks of 4 classes; 2 shape(s) cover no pixel; " in output.out
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -49,7 +49,7 @@ def find_kinds(source: Path) -> dict[str, Path]:
         kind = _kind_of(path)
         if kind and (kind not in examples or path.name.startswith("instances")):  # not COCO's key points
             examples[kind] = path
-    refused = {kind: examples.pop(kind) for kind in REFUSED.keys() & examples.keys()}
+    refused = {kind: examples.pop(kind) for kind in REFUSED if kind in examples}
     for brushes in find_brushes(source).values():
         examples.setdefault("labelstudio", brushes[max(brushes)][0].data)
     examples |= _find_masks(source)

@@ -217,7 +217,7 @@ def _report(
         value = "ignored (255)" if numbering.unlabelled == IGNORE else numbering.names[numbering.unlabelled]
         say(f"{len(blank)} image(s) have no shape, such as {blank[0]}: all of their pixels are {value}")
     done = f"{len(written)} image(s) with masks of {len(numbering.names)} classes"
-    done += f"; {len(empty)} polygon(s) cover no pixel" if empty else ""
+    done += f"; {len(empty)} shape(s) cover no pixel" if empty else ""
     say(f"{args.out}: {done}; do not edit the images: they may be hard links to the originals")
     if any(re.fullmatch(COLOUR, name) for name in source.colours):
         file = args.out / "classes.txt"
