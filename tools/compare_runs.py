@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -64,44 +63,39 @@ def read_run(folder: Path, name: str) -> Run:
     def score(line: dict) -> float:
         names = [str(number) for number in range(len(line.get("iou") or []))]
         _, value = deciding_score(line, names, int(background) if background.isdecimal() else None)
-        return value if _is_number(value) else -1.0
+        return -1.0 if value is None else value
 
-    best = max((line for line in lines if _is_number(line.get("miou"))), key=score, default=None)
+    best = max((line for line in lines if line.get("miou") is not None), key=score, default={})
     rates = [rate for _, rate in _curve(lines, "images_per_s")]
     steps = max((line["step"] for line in lines), default=0)
     state, seconds, planned_steps = _read_log(folder / "train.log")
     facts = {
-        "mIoU": percent(best["miou"] if best else None),
-        "at step": str(best["step"]) if best else "-",
+        "mIoU": _percent(best.get("miou")),
+        "at step": str(best.get("step", "-")),
         "steps": str(steps) if state == "done" or steps >= planned_steps else f"{steps} of {planned_steps}",
         "time": duration(seconds) if seconds else "-",
         "images/s": f"{statistics.median(rates):.3g}" if rates else "-",
         "state": state if best else f"{state}, no validation",
     }
-    ious = _by_class(best.get("iou"), flags.get("classes", "")) if best else {}
+    ious = _by_class(best.get("iou") or [], flags.get("classes", ""))
     return Run(name, flags, _curve(lines, "loss"), _curve(lines, "miou"), score(best) if best else -1.0, facts, ious)
 
 
 def _curve(lines: list[dict], name: str) -> list[tuple[int, float]]:
     """Return (step, value) of the lines that have this value: those of training or those of validation."""
-    return [(line["step"], line[name]) for line in lines if _is_number(line.get(name))]
+    return [(line["step"], line[name]) for line in lines if line.get(name) is not None]
 
 
-def percent(value: Any) -> str:
-    return f"{100 * value:.2f}" if _is_number(value) else "-"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _by_class(values: Any, classes: str) -> dict[str, str]:
+def _by_class(values: list[float | None], classes: str) -> dict[str, str]:
     """Return {name: IoU}. Names are numbers if the file of --classes is missing or no longer matches."""
-    values = list(map(percent, values)) if isinstance(values, list) else []
     names = [str(number) for number in range(len(values))]
     with contextlib.suppress(UserError):
         names = read_classes(classes, len(values)).names
-    return dict(zip(names, values, strict=True))
+    return dict(zip(names, map(_percent, values), strict=True))
 
 
 def _read_flags(path: Path) -> dict[str, str]:

@@ -22,6 +22,7 @@ from data.images import read_label
 from data.label_check import holds_only_255
 from data.label_map import LabelMap, read_label_map
 from data.layout import MAX_LIST, Split
+from flags import as_words
 from flags.declare import flag
 from flags.reader import FlagReader
 from support import program, shell
@@ -119,14 +120,12 @@ def presence(masks: list[Path], label_map: LabelMap | None = None) -> np.ndarray
 
     Without label_map, 255 is class 1 if the masks hold 0 and 255 only, as train.py reads them.
     """
-    classes = np.zeros((len(masks), IGNORE), bool)
     bar = progress_bar(masks, total=len(masks), title="reading", unit="mask")
-    values = [np.unique(read_label(path, IGNORE, label_map)) for path in bar]
-    if label_map is None and holds_only_255(found.tolist() for found in values):
-        values = [found // IGNORE for found in values]
-    for row, found in enumerate(values):
-        classes[row, found[found < IGNORE]] = True
-    return classes[:, : int(np.flatnonzero(classes.any(axis=0)).max(initial=0)) + 1]
+    found = [set(np.unique(read_label(path, IGNORE, label_map)).tolist()) for path in bar]
+    if label_map is None and holds_only_255(found):
+        found = [{value // IGNORE for value in values} for values in found]
+    highest = max(set().union(*found) - {IGNORE}, default=0)
+    return np.array([[number in values for number in range(highest + 1)] for values in found])
 
 
 def split(names: list[str], groups: list[str], classes: np.ndarray, val: float, seed: int) -> np.ndarray:
@@ -186,7 +185,7 @@ def main(argv: list[str] | None = None) -> None:
     flags = [("image_path", args.image_path, "images"), ("train_path", args.label_path, "masks")]
     flags += [("val_path", args.label_path, "masks"), ("image_suffix", args.image_suffix, "")]
     flags += [("label_suffix", args.label_suffix, ""), ("label_map", args.label_map, "")]
-    words = [word for name, value, default in flags if value != default for word in (f"--{name}", value)]
+    words = as_words({name: value for name, value, default in flags if value != default})
     words = ["--dataset", "Folder", *words] if words else []  # JPEGImages alone would mean VOC's lists
     say(f"to check it: {shell.python_command('-m', 'tools.check', root, *words)}")
 

@@ -19,7 +19,7 @@ from data.layout import Split
 from distributed.group import Group
 from flags import Config, describe, usual_model
 from support.errors import UserError
-from support.labels import BACKGROUND, DENSE, IGNORE, MAPS
+from support.labels import BACKGROUND, DENSE, IGNORE
 from support.processes import ThreadPool
 from support.progress import progress_bar
 from training.checkpoint_content import Checkpoint
@@ -106,10 +106,9 @@ def choose_classes(
     # 2. By the labels, all of them: if the number of classes is unknown, or if there may be one object.
     is_dense = cfg.dataset in DENSE
     may_be_object = is_dense and num_classes in (0, 2) and not {"loss", "label_map"} <= given
-    kinds = [kind for kind in ("label", "pseudo") if kind in MAPS[cfg.dataset]]
     train: list[dict[int, int]] = []
     if not num_classes or may_be_object:
-        paths = [image[kind] for image in files["train"].files for kind in kinds]
+        paths = [image[kind] for image in files["train"].files for kind in ("label", "pseudo") if kind in image]
         train = count_labels(paths, group, label_map)
         val = count_labels([image["label"] for image in files["val"].files], group, label_map)
         if may_be_object and "label_map" not in given:
@@ -181,10 +180,8 @@ def _check_objects_as_255(train: list[dict[int, int]], val: list[dict[int, int]]
     number, values = sum(objects_as_255(masks)), set().union(*masks) - {IGNORE}
     if holds_only_255(train) or not number:
         return
-    problem, ignored = (
-        f"{number} of {len(masks)} masks hold only 0 and 255",
-        "if 255 is to be ignored, add --label_map ''",
-    )
+    problem = f"{number} of {len(masks)} masks hold only 0 and 255"
+    ignored = "if 255 is to be ignored, add --label_map ''"
     if values == {0, 1}:
         remedy = "add --label_map binary"
         raise UserError(f"{problem}, others have class 1: if 255 is the object, too, {remedy}; {ignored}")

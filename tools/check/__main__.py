@@ -8,6 +8,7 @@ Exit status: 0 clean, 1 warnings, 2 errors, which would stop training, or make i
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -88,16 +89,17 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Counts, Findin
     counts.repeats = findings.repeats
     names = [item.name for item in dataclasses.fields(Paths)]
     counts.flags = {name: value for name in names if (value := getattr(paths, name))}
-    chosen = {name: getattr(args, name) for name in ("dataset", "numclasses", "classes", *names)}
-    counts.given = {name: value for name, value in chosen.items() if value}
+    names = ["dataset", "numclasses", "classes", *names]
+    counts.given = {name: value for name in names if (value := getattr(args, name))}
     counts.class_file, num_classes = args.classes or class_file(root), args.numclasses
     if counts.class_file:
         num_classes = len(read_classes(counts.class_file, num_classes).names)
     label_map = read_label_map(paths.label_map, num_classes)
     if label_map and num_classes is None:
         num_classes = max(label_map.num_classes, 2)
-    train_images = [item.image.path for item in samples if {paths.split_names[0], WHOLE} & set(item.splits)]
-    others = [item.image.path for item in samples if not {paths.split_names[0], WHOLE} & set(item.splits)]
+    of_train = {paths.split_names[0], WHOLE}
+    train_images = [item.image.path for item in samples if of_train & set(item.splits)]
+    others = [item.image.path for item in samples if not of_train & set(item.splits)]
     reader = choose_reader(paths, train_images, others, counts)
 
     def read(label_map: LabelMap | None) -> list[Sample]:
@@ -106,7 +108,6 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Counts, Findin
 
     facts = read(label_map)
     if dataset in DENSE and not label_map and num_classes in (None, 2):
-        of_train = {paths.split_names[0], WHOLE}
         train = [item.labels["mask"] for item in facts if of_train & set(item.splits) and "mask" in item.labels]
         is_painted = any(mask.colours for mask in train)  # white may be one of the colours then
         if not is_painted and holds_only_255([mask.values for mask in train]):  # as train.py
@@ -138,10 +139,8 @@ def choose_reader(paths: Paths, images: list[Path], others: list[Path], counts: 
     some = [*spread(images, NUM_IMAGES), *spread(others, NUM_IMAGES)]
     with ThreadPool(NUM_THREADS) as pool:
         bar = progress_bar(pool.map(is_readable, some), total=len(some), title="looking at images", unit="image")
-        readable = [path for path, is_whole in zip(some, bar, strict=True) if is_whole]
-        of_train = set(images)
-        train = [path for path in readable if path in of_train]
-        val = [path for path in readable if path not in of_train]
+        readable = set(itertools.compress(some, bar))
+        train, val = ([path for path in split if path in readable] for split in (images, others))
         choices, warnings = choose_reading(train, val, given, pool.map) if train else ({}, [])
     counts.notes += [f"images are read with {describe(choices)}"] if choices else []
     counts.notes += warnings

@@ -58,8 +58,8 @@ def _choices(counts: Counts) -> dict[str, tuple[Any, str]]:
     if counts.dataset in DENSE:
         pixels = [row.pixels.get(counts.splits[0], 0) for row in counts.classes]
         options["shares"] = [number / max(sum(pixels), 1) for number in pixels]
-    classes = max(counts.num_classes, 2)
-    flags = as_dict(Config(dataset=counts.dataset, label_map=counts.flags.get("label_map", ""), numclasses=classes))
+    label_map = counts.flags.get("label_map", "")
+    flags = as_dict(Config(dataset=counts.dataset, label_map=label_map, numclasses=counts.num_classes))
     return choose_flags(flags, (), device, num_train, sizes, **options)
 
 

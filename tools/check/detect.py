@@ -30,7 +30,7 @@ def find_faults(samples: list[Sample], classes: Classes, findings: Findings) -> 
             _check_values(label, len(classes.names), colours, numbered[kind], findings)
             if sample.image.is_readable and label.is_readable:
                 _check_size(label, sample.image, findings)
-    masks = [sample.labels["mask"] for sample in samples if "mask" in sample.labels]
+    masks = by_kind["mask"]
     is_binary = objects_as_255([mask.values for mask in masks])
     for mask in (mask for mask, chosen in zip(masks, is_binary, strict=True) if chosen):
         note = f"{mask.values[IGNORE] / sum(mask.values.values()):.1%} of its pixels are 255"
@@ -64,8 +64,7 @@ def _check_values(
     colours: {"#rrggbb": class number}, to name the classes of a label in colours. numbers: as _class_numbers().
     """
     if label.colours:
-        known = {colour: f"{colour} = class {colours[colour]}" for colour in label.colours if colour in colours}
-        shown = first_six([known.get(colour, colour) for colour in label.colours])
+        shown = first_six([f"{name} = class {colours[name]}" if name in colours else name for name in label.colours])
         _add_colours("mask-colour", label, f"{len(label.colours)} colour(s): {shown}", numbers, findings)
     if bad := sorted(value for value in label.classes if not 0 <= value < num_classes):
         pixels = sum(label.values[value] for value in bad)

@@ -29,7 +29,7 @@ from data.classes import read_classes
 from data.images import read_label
 from data.label_check import MAX_LABELS_READ
 from data.layout import MASKS, SCRIBBLES, find_split, first_folder
-from flags import FLAGS, Config, as_dict, parse_flags
+from flags import Config, as_dict, as_words, parse_flags, without_defaults
 from flags.declare import flag
 from flags.programs import PSEUDO
 from flags.reader import FlagReader
@@ -143,8 +143,7 @@ def run_steps(args: PipelineFlags) -> None:
     ]
     # train.py would keep models of other labels or flags, and their scores.
     reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", inputs=inputs)
-    passed_on = {name: getattr(cfg, name) for name in PASSED_ON if getattr(cfg, name) != FLAGS[name].default}
-    launch = [word for name, value in passed_on.items() for word in (f"--{name}", value)]
+    launch = as_words(without_defaults({name: getattr(cfg, name) for name in PASSED_ON}))
     launch += ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []  # no checkpoint runs code by itself
 
     def train(work: Path, scribbles: Path, number: int, *more: object) -> None:
@@ -261,7 +260,7 @@ def read_flags(flags: list[str], data: Path) -> tuple[list[str], Config]:
         if given & set(values) and cfg.numclasses != values["numclasses"]:
             raise UserError(f"{file}: has {values['numclasses']} classes, but flags or --config say {cfg.numclasses}: "
                             "drop --classes and --numclasses there, or correct the file")  # fmt: skip
-        flags = [*(word for name in values if name not in given for word in (f"--{name}", str(values[name]))), *flags]
+        flags = [*as_words({name: value for name, value in values.items() if name not in given}), *flags]
         cfg = parse_flags([*flags, "--dataset_path", str(data)])
     if cfg.classes and "background" not in given:  # as train.py's recipe will choose
         first_class = read_classes(cfg.classes, cfg.numclasses).names[0]

@@ -62,7 +62,9 @@ def draw_scribble(label: np.ndarray, style: Style, seed: int, name: str) -> np.n
     scribble = np.full(label.shape, IGNORE, np.uint8)
     regions = find_regions(label, style.min_area)
     depths = [depth_inside(inside) for _, _, inside in regions]
-    rngs = [_rng(seed, name, index) for index in range(len(regions))]
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+    seeds = [seed, int.from_bytes(digest[:8], "big")]
+    rngs = [np.random.default_rng([*seeds, index]) for index in range(len(regions))]
     drawn = _chosen(regions, depths, [rng.random() for rng in rngs], min(label.shape), style)
     for (value, box, inside), depth, rng, is_drawn in zip(regions, depths, rngs, drawn, strict=True):
         if not is_drawn:
@@ -127,11 +129,6 @@ def longest_path(pixels: np.ndarray) -> np.ndarray:
     return pixels[path]
 
 
-def _rng(seed: int, name: str, number: int) -> np.random.Generator:
-    digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
-    return np.random.default_rng([seed, int.from_bytes(digest[:8], "big"), number])
-
-
 def _chosen(regions: list, depths: list[np.ndarray], draws: list[float], shorter_side: int, style: Style) -> list[bool]:
     """Return which regions get a stroke.
 
@@ -168,10 +165,8 @@ def _interior(path: np.ndarray, depth: np.ndarray, style: Style, rng: np.random.
     angle = rng.uniform(0, 2 * np.pi)  # of a path without a direction
     ends = _extension(centres, radius[0], angle), _extension(centres[::-1], radius[-1], angle + np.pi)
     points = np.concatenate([ends[0][::-1], centres, ends[1]])
-    repeats = np.ones(len(path), int)
-    repeats[0] += len(ends[0])
-    repeats[-1] += len(ends[1])
-    centres, radius = np.repeat(centres, repeats, axis=0), np.repeat(radius, repeats)
+    added = len(ends[0]), len(ends[1])
+    centres, radius = np.pad(centres, (added, (0, 0)), mode="edge"), np.pad(radius, added, mode="edge")
     points = _smooth(points + _deviation(points, radius, style.wiggle, rng), SMOOTHNESS * float(np.median(radius)))
     # Into the largest disc around the skeleton's pixel that fits into the region.
     offset = points - centres
@@ -213,8 +208,6 @@ def _smooth(points: np.ndarray, sigma: float) -> np.ndarray:
 
 def _part(points: np.ndarray, share: float, position: float) -> np.ndarray:
     """Return a share of the line by arc length. position: 0 begins with the first point, 1 ends with the last one."""
-    if len(points) < 2:
-        return points
     arc = _arc(points)
     first = position * (1 - share) * arc[-1]
     start = int(np.argmin(np.abs(arc - first)))
@@ -228,10 +221,9 @@ def _drawn(points: np.ndarray, size: tuple[int, int], width: int) -> np.ndarray:
     points: (N, 2) row and column, where whole numbers are centres. The pixel around each point is drawn in any case.
     """
     drawn = np.zeros(size, bool)
-    if len(points) > 1:
-        arc = _arc(points)
-        places = np.linspace(0, arc[-1], math.ceil(arc[-1] / SPACING) + 1)
-        points = np.stack([np.interp(places, arc, column) for column in points.T], axis=1)
+    arc = _arc(points)
+    places = np.linspace(0, arc[-1], math.ceil(arc[-1] / SPACING) + 1)
+    points = np.stack([np.interp(places, arc, column) for column in points.T], axis=1)
     near = np.arange(-(width // 2) - 1, width // 2 + 2)
     rows, columns = (np.round(column).astype(int)[:, None] + near for column in points.T)
     far = (rows - points[:, :1])[:, :, None] ** 2 + (columns - points[:, 1:])[:, None] ** 2

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 
 from support.files import write_atomic
+from support.labels import IGNORE
 from tools.convert.formats.labelme import SUGGESTED
 from tools.suggest.places import Place
 
@@ -22,14 +23,14 @@ def write(image: Path, scribble: np.ndarray, places: Sequence[tuple[int, Place]]
     target = image.with_suffix(".json")
     if os.path.lexists(target):  # the user may have drawn in it
         return
-    shapes = [_mask(scribble == number, class_name) for number, class_name in enumerate(names)]
+    shapes = [_mask(scribble == number, names[number]) for number in np.unique(scribble[scribble != IGNORE])]
     for rank, place in places:
         at = [[place.column + 0.5, place.row + 0.5]]
         shapes.append(_shape(f"{SUGGESTED}{names[place.label]}", at, "point", rank))
     content = {
         "version": "5.5.0",
         "flags": {},
-        "shapes": [shape for shape in shapes if shape],
+        "shapes": shapes,
         "imagePath": image.name,
         "imageData": None,
         "imageHeight": scribble.shape[0],
@@ -38,11 +39,9 @@ def write(image: Path, scribble: np.ndarray, places: Sequence[tuple[int, Place]]
     write_atomic(target, json.dumps(content, indent=2))
 
 
-def _mask(is_drawn: np.ndarray, label: str) -> dict | None:
-    """Return a shape of the pixels that are drawn, (H, W) bool; or None if no pixel is drawn."""
+def _mask(is_drawn: np.ndarray, label: str) -> dict:
+    """Return a shape of the pixels that are drawn, (H, W) bool; there is at least one."""
     left, top, width, height = cv2.boundingRect(is_drawn.view(np.uint8))
-    if not width:
-        return None
     png = cv2.imencode(".png", 255 * is_drawn[top : top + height, left : left + width].view(np.uint8))[1]
     points = [[left, top], [left + width - 1, top + height - 1]]
     return _shape(label, points, "mask") | {"mask": base64.b64encode(png.tobytes()).decode()}
