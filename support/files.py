@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -188,10 +189,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal. Raises UserError if the file cannot be read."""
+    """Return the SHA-256 of a file's content, in hexadecimal. Raises InputError if the file cannot be read."""
     import hashlib  # loads OpenSSL, which --help need not wait for
 
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return hashlib.sha256(read_bytes(path, sys.maxsize)).hexdigest()

@@ -68,16 +68,12 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
     if not launch and world_size == 0 and _integer(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
         raise UserError("mpirun started this process, but sets no RANK: use torchrun, or set RANK and WORLD_SIZE")
     if not launch and world_size > 1 and rank < 0:
-        raise UserError(
-            f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
-        )
+        raise UserError(f"--world_size {world_size} without a launcher: use torchrun, or give each process its --rank")
     launch = launch or Launch("flags", max(rank, 0), max(world_size, 1))
     source = "--rank and --world_size" if launch.launcher == "flags" else launch.launcher
     if not 0 <= launch.rank < launch.world_size:
-        raise UserError(
-            f"rank {launch.rank} with world size {launch.world_size}: ranks are 0 to {launch.world_size - 1}; check "
-            f"{source}"
-        )
+        ranks = f"ranks are 0 to {launch.world_size - 1}"
+        raise UserError(f"rank {launch.rank} with world size {launch.world_size}: {ranks}; check {source}")
     if launch.world_size > MOST_RANKS:
         raise UserError(f"world size {launch.world_size}: at most {MOST_RANKS} processes; check {source}")
     if launch.local_rank < -1:
