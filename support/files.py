@@ -31,8 +31,7 @@ SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary
 def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
     """Write bytes, or text as UTF-8, to a temporary file and rename that file to `path`.
 
-    sync: flush the file to the disk. parents: create missing folders. Raises UserError if the file cannot be
-    written, InputError if its name is too long.
+    sync, parents and errors: as in writing().
     """
     with writing(path, sync=sync, parents=parents) as scratch:
         scratch.write_bytes(data.encode(errors="surrogateescape") if isinstance(data, str) else data)  # names of files

@@ -33,13 +33,10 @@ def find(environment: Mapping[str, str]) -> Launch | None:
     torchrun comes first, because it may run inside srun. Raises UserError if a variable is missing or not an integer.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:  # of torchrun, or set by hand
-        return Launch(
-            "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE",
-            _integer(environment, "RANK"),
-            _integer(environment, "WORLD_SIZE"),
-            _integer(environment, "LOCAL_RANK", -1),
-            _integer(environment, "LOCAL_WORLD_SIZE", 0),
-        )
+        launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
+        rank, world_size = _integer(environment, "RANK"), _integer(environment, "WORLD_SIZE")
+        local = _integer(environment, "LOCAL_RANK", -1), _integer(environment, "LOCAL_WORLD_SIZE", 0)
+        return Launch(launcher, rank, world_size, *local)
     # Slurm sets SLURM_PROCID also in batch scripts and in shells of salloc, but more than one task only under srun.
     num_tasks = _integer(environment, "SLURM_STEP_NUM_TASKS", 1)
     if "SLURM_PROCID" in environment and num_tasks > 1:
