@@ -93,10 +93,8 @@ class SegmentationDataset(Dataset):
 def mismatch(label: Path, label_size: tuple[int, ...], image: Path, size: tuple[int, ...]) -> UserError:
     """Return the error on a label whose (height, width) is not its image's."""
     found, wanted = (f"{width}x{height}" for height, width in (label_size, size))
-    return UserError(
-        f"{label}: {found} pixels, but its image {image} has {wanted}: resize the label by nearest neighbour, or find "
-        "the right one"
-    )
+    remedy = "resize the label by nearest neighbour, or find the right one"
+    return UserError(f"{label}: {found} pixels, but its image {image} has {wanted}: {remedy}")
 
 
 class TrainSet(SegmentationDataset):
@@ -127,7 +125,7 @@ class TrainSet(SegmentationDataset):
         self.computed_maps, self.derived_fields = computed_maps or {}, derived_fields or {}
 
     def __getitem__(self, key: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        return self.transform(self.training_maps(key[1]), self._rng(*key))
+        return self.transform(self.training_maps(key[1]), np.random.default_rng((self.seed, *key)))
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of these samples. A DataLoader calls this; its collate_fn must be identity_collate()."""
@@ -140,13 +138,10 @@ class TrainSet(SegmentationDataset):
                 stacked = {name: torch.empty(shape, dtype=torch.uint8) for name, shape in shapes.items()}
             # Warp into the batch's own memory, which saves a copy of each sample.
             out = {name: values[number].numpy() for name, values in stacked.items()}
-            self.transform(maps, self._rng(epoch, index), out)
+            self.transform(maps, np.random.default_rng((self.seed, epoch, index)), out)
         batch = Batch(**stacked)
         derived = {name: function(stacked[source]) for name, (source, function) in self.derived_fields.items()}
         return replace(batch, counts=count_batch(batch), **derived)
-
-    def _rng(self, epoch: int, index: int) -> np.random.Generator:
-        return np.random.default_rng((self.seed, epoch, index))
 
     def training_maps(self, index: int) -> dict[str, np.ndarray]:
         """Return all maps of a sample before its transform, shrunk to transform.long_side if they are larger."""

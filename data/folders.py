@@ -31,28 +31,26 @@ def walk(folder: Path, links: dict[str, str]) -> Iterator[tuple[str, list[str]]]
     def fail(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be listed ({error.strerror})")
 
-    # {folder: (the real folders of the links on the way to it, the first one of these links or "")}
-    routes: dict[str, tuple[tuple[str, ...], str]] = {os.fspath(folder): ((), "")}
-    empty: dict[str, int] = {}  # {first link: folders without an image, less ten for each with one}
+    empty: dict[Path, int] = {}  # {first link on a way: folders without an image, less ten for each with one}
     for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        above, first = routes.pop(place)
-        if first:
+        folders[:] = [name for name in folders if not name.startswith((".", "__MACOSX", "@eaDir"))]
+        linked = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        here = Path(place)
+        # This folder and those around it, up to `folder`; only links make a difference.
+        way = [here, *here.parents][: len(here.parts) - len(folder.parts) + 1] if linked or empty else []
+        if first := next((path for path in way if path in empty), None):
             has_image = any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)
-            empty[first] = empty.get(first, 0) + (-10 if has_image else 1)
+            empty[first] += -10 if has_image else 1
             if empty[first] > MAX_FOLDERS:
                 raise UserError(f"{first}: a link to a tree with {MAX_FOLDERS} folders without an image: remove it")
-        kept = []
-        for name in (name for name in folders if not name.startswith((".", "__MACOSX", "@eaDir"))):
-            path, route = os.path.join(place, name), (above, first)
-            if os.path.islink(path):
-                target, around = os.path.realpath(path), (*above, os.path.join(os.path.realpath(place), ""))
-                if any(other.startswith(os.path.join(target, "")) for other in around):
-                    links[path] = target
-                    continue
-                route = (around, first or path)
-            kept.append(name)
-            routes[path] = route
-        folders[:] = kept
+        around = [Path(os.path.realpath(path)) for path in way if linked]
+        for name in linked:
+            target = os.path.realpath(here / name)
+            if any(other.is_relative_to(target) for other in around):
+                links[os.path.join(place, name)] = target
+                folders.remove(name)
+            elif not first:
+                empty[here / name] = 0
         yield place, [name for name in names if not name.startswith(".")]
 
 

@@ -242,8 +242,6 @@ def match_files(
 
 def select(files: Files, ending: str) -> Files:
     """Return the files whose names end with `ending`, by the name without it."""
-    if not ending:
-        return files
     ending = unicodedata.normalize("NFC", ending)
     return {name.removesuffix(ending): paths for name, paths in files.items() if name.endswith(ending)}
 

@@ -62,7 +62,7 @@ def find_flags(root: Path) -> str:
 
 def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Folders]:
     """Return all Folders where a split could be. The arguments are those of find_plain()."""
-    images, names = images or IMAGES, _names(masks)
+    images, names = images or IMAGES, (masks,) if masks else MASKS
     folders: dict[Path, list[Path]] = {}
     if not list_path:
         folders[root / split / images] = [root / split / name for name in names]
@@ -79,11 +79,8 @@ def find_whole(root: Path, *, images: str = "", masks: str = "") -> Folders:
 
     Raises UserError if two folders could hold the masks.
     """
-    return Folders(root / (images or IMAGES), _mask_folder([root / name for name in _names(masks)]))
-
-
-def _names(masks: str) -> tuple[str, ...]:
-    return (masks,) if masks else MASKS
+    names = (masks,) if masks else MASKS
+    return Folders(root / (images or IMAGES), _mask_folder([root / name for name in names]))
 
 
 def _mask_folder(folders: list[Path]) -> Path:
@@ -92,7 +89,6 @@ def _mask_folder(folders: list[Path]) -> Path:
     if len(existing) > 1:
         existing = [folder for folder in existing if list_folder(folder, LABEL_SUFFIXES)] or existing[:1]
     if len(existing) > 1:
-        raise UserError(
-            f"{existing[0]} and {existing[1]}: both could hold the masks: choose one with --train_path and --val_path"
-        )
+        remedy = "choose one with --train_path and --val_path"
+        raise UserError(f"{existing[0]} and {existing[1]}: both could hold the masks: {remedy}")
     return existing[0]

@@ -41,9 +41,8 @@ class TrainSampler(DistributedSampler):
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
-                f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): "
-                "lower --batchsize, --total_batchsize or --accum_steps, or pass over the list more often by "
-                f"--repeat {-(-self.global_batch // num_samples)}"
+                f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): lower these, or "
+                f"--total_batchsize, or use --repeat {-(-self.global_batch // num_samples)}"
             )
         self.set_position(0, 0)  # len() must work before the first epoch
 

@@ -4,7 +4,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import cv2
 import numpy as np
@@ -94,9 +93,13 @@ class TrainTransform:
         """
         height, width = maps["image"].shape[:2]
         matrix = self._matrix(height, width, rng)
-        blurred = rng.random() < self.blur  # before the colours, whose draws depend on flags
-        recolour = partial(self.jitter, rng=rng) if self.jitter else None
-        return _warp(maps, matrix, self.crop_size, out, blurred=blurred, recolour=recolour)
+        is_blurred = rng.random() < self.blur  # before the colours, whose draws depend on flags
+        crop, inside = _warp(maps, matrix, self.crop_size, out)
+        if self.jitter:  # after the warp: a crop has fewer pixels than most images
+            np.copyto(crop["image"], self.jitter(crop["image"], inside, rng))
+        if is_blurred:
+            cv2.GaussianBlur(crop["image"], (5, 5), 0, dst=crop["image"])
+        return crop
 
     def _matrix(self, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """Return a random affine matrix, (2, 3) float64, from pixel (x, y) of the image to pixel (x, y) of the crop."""
@@ -143,7 +146,8 @@ class CentreCrop:
         shift = [(self.crop_size - 1 - scale * (side - 1)) / 2 for side in (width, height)]  # centre on centre
         if scale == 1:
             shift = [math.floor(pixels) for pixels in shift]  # whole pixels: not resampled
-        return _warp(maps, np.column_stack([scale * np.eye(2), shift]), self.crop_size, out)
+        crop, _ = _warp(maps, np.column_stack([scale * np.eye(2), shift]), self.crop_size, out)
+        return crop
 
 
 def _to_long_side(height: int, width: int, long_side: int) -> float:
@@ -151,19 +155,10 @@ def _to_long_side(height: int, width: int, long_side: int) -> float:
     return long_side / max(height, width) if long_side else 1.0
 
 
-def _warp(
-    maps: Maps,
-    matrix: np.ndarray,
-    size: int,
-    out: Maps | None = None,
-    *,
-    blurred: bool = False,
-    recolour: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
-) -> Maps:
-    """Return every map, warped by the (2, 3) matrix to size x size: the image bilinearly, other maps by nearest pixel.
+def _warp(maps: Maps, matrix: np.ndarray, size: int, out: Maps | None) -> tuple[Maps, np.ndarray]:
+    """Return every map, warped by the (2, 3) matrix to size x size, and a map (size, size) uint8: 0 in the padding.
 
-    The results are written to the arrays in `out`, if given. recolour: called with the warped image and with a map that
-    is 0 in the padding, returns an image. blurred: finally blur the image.
+    The image is warped bilinearly, other maps by nearest pixel. The results are written to the arrays in `out`, if any.
     """
     if out is None:  # a batch gives its own memory, which saves a copy
         out = {name: np.empty((size, size, *values.shape[2:]), values.dtype) for name, values in maps.items()}
@@ -171,13 +166,9 @@ def _warp(
     image = cv2.cvtColor(maps["image"], cv2.COLOR_RGB2RGBA)
     warped = cv2.warpAffine(image, matrix, (size, size), borderValue=MEAN_COLOUR)
     cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB, dst=out["image"])
-    if recolour:  # after the warp: a crop has fewer pixels than most images
-        out["image"][...] = recolour(out["image"], cv2.extractChannel(warped, 3))  # alpha: 0 in the padding
-    if blurred:
-        cv2.GaussianBlur(out["image"], (5, 5), 0, dst=out["image"])
     if names := [name for name in maps if name != "image"]:
         _warp_labels([maps[name] for name in names], matrix, [out[name] for name in names], names)
-    return out
+    return out, warped[..., 3]
 
 
 def _warp_labels(maps: list[np.ndarray], matrix: np.ndarray, out: list[np.ndarray], names: list[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -30,8 +31,7 @@ SCRATCH = re.compile(r"\.[0-9a-f]{16}\.part(\.\w+)?")  # the name of a temporary
 def write_atomic(path: Path, data: bytes | memoryview | str, *, sync: bool = False, parents: bool = False) -> None:
     """Write bytes, or text as UTF-8, to a temporary file and rename that file to `path`.
 
-    sync: flush the file to the disk. parents: create missing folders. Raises UserError if the file cannot be
-    written, InputError if its name is too long.
+    sync, parents and errors: as in writing().
     """
     with writing(path, sync=sync, parents=parents) as scratch:
         scratch.write_bytes(data.encode(errors="surrogateescape") if isinstance(data, str) else data)  # names of files
@@ -188,10 +188,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal. Raises UserError if the file cannot be read."""
+    """Return the SHA-256 of a file's content, in hexadecimal. Raises InputError if the file cannot be read."""
     import hashlib  # loads OpenSSL, which --help need not wait for
 
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return hashlib.sha256(read_bytes(path, sys.maxsize)).hexdigest()

@@ -33,13 +33,10 @@ def find(environment: Mapping[str, str]) -> Launch | None:
     torchrun comes first, because it may run inside srun. Raises UserError if a variable is missing or not an integer.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:  # of torchrun, or set by hand
-        return Launch(
-            "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE",
-            _integer(environment, "RANK"),
-            _integer(environment, "WORLD_SIZE"),
-            _integer(environment, "LOCAL_RANK", -1),
-            _integer(environment, "LOCAL_WORLD_SIZE", 0),
-        )
+        launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
+        rank, world_size = _integer(environment, "RANK"), _integer(environment, "WORLD_SIZE")
+        local = _integer(environment, "LOCAL_RANK", -1), _integer(environment, "LOCAL_WORLD_SIZE", 0)
+        return Launch(launcher, rank, world_size, *local)
     # Slurm sets SLURM_PROCID also in batch scripts and in shells of salloc, but more than one task only under srun.
     num_tasks = _integer(environment, "SLURM_STEP_NUM_TASKS", 1)
     if "SLURM_PROCID" in environment and num_tasks > 1:
@@ -68,16 +65,12 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
     if not launch and world_size == 0 and _integer(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
         raise UserError("mpirun started this process, but sets no RANK: use torchrun, or set RANK and WORLD_SIZE")
     if not launch and world_size > 1 and rank < 0:
-        raise UserError(
-            f"--world_size {world_size} without a launcher: start with torchrun, or give each process its --rank"
-        )
+        raise UserError(f"--world_size {world_size} without a launcher: use torchrun, or give each process its --rank")
     launch = launch or Launch("flags", max(rank, 0), max(world_size, 1))
     source = "--rank and --world_size" if launch.launcher == "flags" else launch.launcher
     if not 0 <= launch.rank < launch.world_size:
-        raise UserError(
-            f"rank {launch.rank} with world size {launch.world_size}: ranks are 0 to {launch.world_size - 1}; check "
-            f"{source}"
-        )
+        ranks = f"ranks are 0 to {launch.world_size - 1}"
+        raise UserError(f"rank {launch.rank} with world size {launch.world_size}: {ranks}; check {source}")
     if launch.world_size > MOST_RANKS:
         raise UserError(f"world size {launch.world_size}: at most {MOST_RANKS} processes; check {source}")
     if launch.local_rank < -1:

@@ -55,9 +55,8 @@ def work_on(function: Callable[[Item], Result], items: list[Item], workers: int,
                     results.append(result)
                     bar.update()
         except BrokenProcessPool:
-            raise UserError(
-                f"a process of --workers {workers} was killed, out of memory? Lower --workers, or use --workers 0"
-            ) from None
+            problem = f"a process of --workers {workers} was killed, out of memory?"
+            raise UserError(f"{problem} Lower --workers, or use --workers 0") from None
     return results
 
 
@@ -112,16 +111,10 @@ class ThreadPool(ThreadPoolExecutor):
     Before Python 3.13, shutdown() returns while a thread may still run its last instructions, in which it takes a lock
     of OpenCV. A process that is forked at this moment gets a copy of the lock that nothing releases, and hangs in its
     next call of OpenCV.
-
-    num_threads: None takes ThreadPoolExecutor's default.
     """
-
-    def __init__(self, num_threads: int | None = None):
-        self._native_ids: list[int] = []
-        super().__init__(num_threads, initializer=lambda: self._native_ids.append(threading.get_native_id()))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
         # Linux, the only system where loader workers may be forked, lists the threads of a process here.
-        while wait and any(Path(f"/proc/self/task/{number}").exists() for number in self._native_ids):
+        while wait and any(Path(f"/proc/self/task/{thread.native_id}").exists() for thread in self._threads):
             time.sleep(0.0005)

@@ -1,10 +1,12 @@
-"""Print lines to stdout and stderr, with unprintable characters escaped."""
+"""Print lines to stdout and stderr, with unprintable characters escaped, and align the columns of a table."""
 
 import contextlib
 import errno
 import io
 import os
 import sys
+import unicodedata
+from collections.abc import Iterable
 from typing import TextIO
 
 
@@ -24,6 +26,18 @@ def escaped(text: str) -> str:
     File and class names may contain them, and a terminal would obey them.
     """
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def padded(texts: Iterable[str], *, to_right: bool = False) -> list[str]:
+    """Return the cells of a table's column, escaped and filled with spaces to one width. to_right: align them there."""
+    texts = list(map(escaped, texts))
+    spaces = [" " * (max(map(display_width, texts)) - display_width(text)) for text in texts]
+    return [space + text if to_right else text + space for text, space in zip(texts, spaces, strict=True)]
+
+
+def display_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes: Chinese characters take two."""
+    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
 def say(*lines: str) -> None:

@@ -57,10 +57,8 @@ def load(flag: str, text: str) -> UserCode:
     except Exception as error:  # of any class: it is the user's code
         raise UserError(f"{flag} {text}: cannot be imported: {describe(error)}") from None
     if not hasattr(module, name):
-        present = (
-            ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_") or "nothing"
-        )
-        raise UserError(f"{flag} {text}: {place} has no {name}; it has {present}")
+        present = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        raise UserError(f"{flag} {text}: {place} has no {name}; it has {', '.join(present) or 'nothing'}")
     file = getattr(module, "__file__", None)
     return UserCode(getattr(module, name), sha256(Path(file)) if file else "")
 

@@ -353,7 +353,7 @@ def test_jpegs_have_the_pixels_that_pil_decodes(tmp_path, monkeypatch, options):
     noise = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
     path = save(tmp_path / "a.jpg", np.kron(noise, np.ones((5, 5, 1))), **options)
     expected = np.asarray(Image.open(path))
-    monkeypatch.setattr("data.images.to_rgb", None)
+    monkeypatch.setattr("data.images.files.turn_upright", None)
     assert np.array_equal(read_image(path), expected)
 
 

@@ -18,10 +18,9 @@ from flags import FLAGS
 from flags.declare import flag
 from flags.reader import FlagReader
 from support import program
-from support.columns import display_width, padded
 from support.errors import shortened
 from support.files import check_file, write_atomic
-from support.terminal import say
+from support.terminal import display_width, padded, say
 from tools.compare_page import MARK, page
 from tools.compare_runs import Run, find_runs, read_run, value_text
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from support.best_score import class_label
-from support.columns import display_width, padded
 from support.labels import IGNORE
+from support.terminal import display_width, padded
 
 # Scores of a segmentation by name, as scores() returns them; Evaluation adds "images" and "miou_ci".
 Scores: TypeAlias = dict[str, Any]

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from data.images import files
 from data.images.resize import scaled_size
 from data.label_map import UNLISTED, LabelMap
-from support.errors import InputError, NotRGBError
+from support.errors import InputError
 from support.labels import IGNORE
 
 LABEL_MODES = ("P", "L", "1", "I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes with one channel of integers
@@ -64,7 +64,10 @@ def read_image(path: Path, long_side: int = 0) -> np.ndarray:
     with files.opened(path) as image:
         pixels = _reduced(image, long_side) if long_side else None
         pixels = _plain_jpeg(path, image) if pixels is None else pixels
-        return np.array(to_rgb(path, image)) if pixels is None else pixels
+        if pixels is None:
+            files.turn_upright(image)
+            pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
+        return pixels
 
 
 def _plain_jpeg(path: Path, image: Image.Image) -> np.ndarray | None:
@@ -96,18 +99,9 @@ def _reduced(image: Image.Image, long_side: int) -> np.ndarray | None:
     return np.array(ImageOps.exif_transpose(rgb))
 
 
-def to_rgb(path: Path, image: Image.Image) -> Image.Image:
-    """Return an image, opened by PIL from `path`, as RGB, upright by EXIF. Raises InputError as read_image() does."""
-    _check_8_bits(path, image)
-    if files.orientation(image) != 1:
-        ImageOps.exif_transpose(image, in_place=True)
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
 def read_header(path: Path) -> Header:
     """Return a file's Header. Reads no pixels unless EXIF turns a TIFF file. Raises InputError as read_image() does."""
     with files.opened(path) as image:
-        _check_8_bits(path, image)
         turn, frames, size = files.orientation(image), files.num_frames(path, image), (image.height, image.width)
         if turn == 1 or image.format != "TIFF":  # PIL's versions swap a turned TIFF file's sides at different times
             return Header(size[::-1] if turn > 4 else size, turn, frames)
@@ -121,23 +115,6 @@ def several_frames(frames: dict[Path, int]) -> str:
     return f"{problem}: {paths[0]} ..." if paths else ""
 
 
-def _check_8_bits(path: Path, image: Image.Image) -> None:
-    """Raise InputError on more than 8 bits per channel, signed values, or more channels than four, which PIL drops."""
-    channels, is_signed = files.num_channels(image), files.is_signed_8_bit(image)
-    if image.mode.startswith(("I", "F")) or channels > 4 or is_signed:
-        kind = "signed values" if is_signed else f"more than 8 bits a channel (mode {image.mode})"
-        raise NotRGBError(f"{path}: {f'{channels} channels' if channels > 4 else kind}: {files.IMAGE}")
-
-
-def label_values(image: Image.Image) -> tuple[np.ndarray, str]:
-    """Return the values of an opened label as files.stored_values() does, and their mode: RGB of greys alone is "L"."""
-    mode, channels = image.mode, files.num_channels(image)  # turning the image upright drops its tags
-    values = files.stored_values(image)
-    if mode == "RGB" and channels == 3 and (values == values[..., :1]).all():
-        return values[..., 0].copy(), "L"  # lossless WebP and some BMP files have no grey mode
-    return values, mode
-
-
 def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) -> np.ndarray:
     """Read a label map, shape (H, W), uint8: 0..num_classes-1, and 255 = ignore. A palette PNG gives its indices.
 
@@ -146,7 +123,7 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
     """
     with files.opened(path, files.MASK) as image:
         files.check_mask(path, image)
-        label, mode = label_values(image)
+        label, mode = files.label_values(image)
     if mode not in LABEL_MODES:
         colours = (
             f"an image of mode {mode}: labels must be class numbers in one channel (grey or palette PNG); to convert "
@@ -168,8 +145,7 @@ def read_label(path: Path, num_classes: int, label_map: LabelMap | None = None) 
         raise InputError(
             f"{path}: label {bad.flat[0]} in {bad.size} pixel(s): with --numclasses {num_classes} labels are "
             f"0..{num_classes - 1}, and 255 = ignore: correct the mask, change its values with a --label_map FILE, or "
-            "train a model with a higher --numclasses (and name each class in the file of --classes, such as "
-            "classes.txt)"
+            "train a model with a higher --numclasses (and name each class in the --classes FILE)"
         )
     return label.astype(np.uint8)
 

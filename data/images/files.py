@@ -48,7 +48,8 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
     """Yield an image file, opened by PIL. Turn exceptions of PIL, here and in the `with` block, into an InputError.
 
     needed: IMAGE, MASK or VALUES. Raises InputError if the file is missing, not a regular file, or in none of FORMATS.
-    Raises NotRGBError, unless VALUES are needed, if PIL leaves out channels or cuts them to 8 bits.
+    Raises NotRGBError, unless VALUES are needed, if PIL leaves out channels or cuts them to 8 bits; and if an IMAGE has
+    more than 8 bits a channel, signed values, or more than 4 channels.
     """
     TiffImagePlugin.logger.disabled = True  # it would print a line of its own for a file that is refused
     try:
@@ -62,8 +63,8 @@ def opened(path: Path, needed: str = IMAGE) -> Iterator[Any]:
                 image.filename = ""  # else Pillow maps uncompressed pixels into memory, and forgets EXIF
             if image.format == "BMP":
                 _restore_palette(image)
-            if needed != VALUES and (unread := _unread_channels(image)):
-                raise NotRGBError(f"{path}: {unread}: {needed}")
+            if needed != VALUES and (problem := _unfit(image, needed)):
+                raise NotRGBError(f"{path}: {problem}: {needed}")
             yield image
     except UserError:
         raise
@@ -99,15 +100,23 @@ def num_channels(image: Any) -> int:
     return image.tag_v2.get(CHANNELS, bands) if image.format == "TIFF" else bands
 
 
-def _unread_channels(image: Any) -> str:
-    """Return the channels of an opened file if PIL reads only a part of them, "" if it reads all.
+def _unfit(image: Any, needed: str) -> str:
+    """Return the channels or values of an opened file that PIL cannot read as an IMAGE or MASK, "" if it reads all.
 
     If channels are stored one after the other, PIL reads the first one as grey. It has no mode for 16-bit colours.
     Channels behind a palette's indices, or behind red, green and blue, do not belong to the picture.
     """
     channels, depth = num_channels(image), bits(image)
     is_part = channels > len(image.getbands()) and image.mode not in ("P", "RGB", "RGBA")
-    return f"{channels} channels of {depth} bits" if is_part or (channels > 1 and depth > 8) else ""
+    if is_part or (channels > 1 and depth > 8):
+        return f"{channels} channels of {depth} bits"
+    if needed == MASK:
+        return ""
+    if channels > 4:
+        return f"{channels} channels"
+    if is_signed_8_bit(image):
+        return "signed values"
+    return f"more than 8 bits a channel (mode {image.mode})" if image.mode.startswith(("I", "F")) else ""
 
 
 def bits(image: Any) -> int:
@@ -193,22 +202,26 @@ def check_mask(path: Path, image: Any, *, lossless: bool = True) -> None:
         raise InputError(f"{path}: has {count} frames, of which one would be read: save a mask as one image")
 
 
-def stored_values(image: Any) -> np.ndarray:
-    """Return the values of an opened file as it stores them, upright: (H, W) or (H, W, channels), integers or floats.
+def label_values(image: Any) -> tuple[np.ndarray, str]:
+    """Return the values of an opened label as its file stores them, upright, and its mode: RGB of greys alone is "L".
 
-    PIL takes grey values for brightness: it stretches few bits to 0..255 and, where 0 is white, inverts them.
+    The values are (H, W) or (H, W, channels), integers or floats. PIL takes grey values for brightness: it stretches
+    few bits to 0..255 and, where 0 is white, inverts them.
     """
     args = image.tile[0][3] if image.tile else ""  # loading the pixels empties it
     match = _GREY.fullmatch(args if isinstance(args, str) else str(args[0]))
-    is_signed = is_signed_8_bit(image)  # turning it upright drops its tags
+    # Turning the image upright drops its tags.
+    mode, channels, is_signed = image.mode, num_channels(image), is_signed_8_bit(image)
     turn_upright(image)
     values = np.array(image).view(np.int8).astype(np.int16) if is_signed else np.array(image)
     if values.dtype != np.uint8:  # 1 bit, or 16 of the other byte order
         values = values.astype(np.uint8 if values.dtype == bool else values.dtype.newbyteorder("="))
-    if match and image.mode in ("1", "L"):
+    if match and mode in ("1", "L"):
         values = (1 if match[1] == "1" else 255) - values if match[3] else values
         values = values // _STEP[match[2]] if match[2] else values
-    return values
+    if mode == "RGB" and channels == 3 and (values == values[..., :1]).all():
+        return values[..., 0].copy(), "L"  # lossless WebP and some BMP files have no grey mode
+    return values, mode
 
 
 def turn_upright(image: Any) -> None:

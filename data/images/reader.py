@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 
 from data.images import Header, read_header, read_image
-from data.images.deep import deep_header, read_values
+from data.images.deep import any_header, deep_header, read_values
 from support.errors import InputError, NotRGBError
 
 HAVE_8_BITS = {"uint8", "bool"}  # numpy's types
@@ -44,14 +44,11 @@ class ImageReader:
 
     def header(self, path: Path) -> Header:
         """Return a file's Header. Raises InputError if read() cannot read the file."""
-        if not self.bands:
-            try:
-                return read_header(path)
-            except NotRGBError:
-                if not self.value_range:
-                    raise
-        header = deep_header(path)
-        self.check(header.bands, np.dtype(header.dtype), str(path))
+        if self.is_plain:
+            return read_header(path)
+        header = deep_header(path) if self.bands else any_header(path)
+        if not header.is_rgb:
+            self.check(header.bands, np.dtype(header.dtype), str(path))
         return header
 
     def reduce(self, values: np.ndarray, source: str, nodata: float | None = None) -> np.ndarray:
@@ -82,9 +79,8 @@ class ImageReader:
         if dtype.kind not in "biuf":
             raise InputError(f"{source}: has {dtype} values: save real numbers, such as their magnitude")
         if not self.value_range and dtype.name not in HAVE_8_BITS:
-            raise InputError(
-                f"{source}: has {dtype} values: name those that become 0 and 255 with --value_range LOW HIGH"
-            )
+            remedy = "name those that become 0 and 255 with --value_range LOW HIGH"
+            raise InputError(f"{source}: has {dtype} values: {remedy}")
 
 
 def map_to_8_bits(values: np.ndarray, limits: tuple[float, ...], nodata: float | None) -> np.ndarray:
@@ -95,12 +91,8 @@ def map_to_8_bits(values: np.ndarray, limits: tuple[float, ...], nodata: float |
         return np.ascontiguousarray(values)
     if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:  # a table of all values takes less time
         least, most = np.iinfo(values.dtype).min, np.iinfo(values.dtype).max
-        table = _scaled(np.arange(least, most + 1), limits, nodata)
+        table = map_to_8_bits(np.arange(least, most + 1), limits, nodata)
         return table[values if least == 0 else values.astype(np.int32) - least]
-    return _scaled(values, limits, nodata)
-
-
-def _scaled(values: np.ndarray, limits: tuple[float, ...], nodata: float | None) -> np.ndarray:
     low, high = limits
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = np.rint((values.astype(np.float64) - low) / (high - low) * 255).clip(0, 255)

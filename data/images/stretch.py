@@ -75,11 +75,13 @@ def _differences(headers: dict[Path, Header]) -> list[str]:
 
 def _bad_values(samples: dict[Path, np.ndarray]) -> list[str]:
     """Return warnings about images with NaN or the like, and with one value in all pixels of a band."""
-    tests: dict[str, Callable[[np.ndarray], Any]] = {
-        "have NaN, infinite or nodata values, which become 0 (black)": lambda values: np.isnan(values).any(),
-        "have one value in all pixels of a band": lambda values: not is_varied(values),
+    missing = [path for path, values in samples.items() if np.isnan(values).any()]
+    # fmin and fmax leave out NaN.
+    flat = [path for path, values in samples.items() if not np.all(np.fmin.reduce(values) < np.fmax.reduce(values))]
+    found = {
+        "have NaN, infinite or nodata values, which become 0 (black)": missing,
+        "have one value in all pixels of a band": flat,
     }
-    found = {what: [path for path, values in samples.items() if test(values)] for what, test in tests.items()}
     return [f"{len(paths)} of {len(samples)} images {what}: {paths[0]} ..." for what, paths in found.items() if paths]
 
 
@@ -118,8 +120,3 @@ def sample(path: Path, reader: ImageReader, most: int = 2**62) -> np.ndarray:
     step = max(1, math.ceil(math.sqrt(values.shape[0] * values.shape[1] / most)))
     values = reader.select(values[::step, ::step]).reshape(-1, 3)
     return np.where(is_valid(values, nodata), values, np.nan).astype(np.float64)
-
-
-def is_varied(values: np.ndarray) -> bool:
-    """Return whether each band of a sample() has two values, NaN aside."""
-    return all(len(column) and column.min() < column.max() for column in (c[~np.isnan(c)] for c in values.T))

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data.images import LABEL_MODES, label_values
-from data.images.files import MASK, is_tiff, jpeg_damage, lossy_codec, num_frames, opened, orientation
+from data.images import LABEL_MODES
+from data.images.files import MASK, is_tiff, jpeg_damage, label_values, lossy_codec, num_frames, opened, orientation
 from data.images.reader import HAVE_8_BITS, ImageReader
 from data.images.stretch import sample
 from data.label_check import is_smoothed

@@ -3,9 +3,9 @@
 import re
 
 from flags import as_words
-from support.columns import padded
 from support.errors import shortened
 from support.progress import counted
+from support.terminal import padded
 from tools.check.counts import Counts
 from tools.check.rules import Findings
 

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from data.folders import list_files
-from data.images import LABEL_MODES, label_values
-from data.images.files import LABEL_SUFFIXES, opened
+from data.images import LABEL_MODES
+from data.images.files import LABEL_SUFFIXES, label_values, opened
 from support import shell
 from support.errors import InputError, UserError
 from support.files import read_bytes

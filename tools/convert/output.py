@@ -12,7 +12,7 @@ import numpy as np
 
 from data.images import label_png
 from data.images.deep import any_header, read_values
-from data.images.files import opened
+from data.images.files import MASK, opened
 from support.errors import InputError, NotRGBError
 from support.files import write_atomic, write_errors, writing
 from support.labels import IGNORE
@@ -99,7 +99,7 @@ def write_mask(target: Path, label: np.ndarray, colours: np.ndarray) -> None:
         write_atomic(target, label_png(label, colours), parents=True)
         return
     is_same = False
-    with contextlib.suppress(InputError), opened(target) as present:
+    with contextlib.suppress(InputError), opened(target, MASK) as present:
         is_same = np.array_equal(np.asarray(present), label)
     if not is_same:  # or a folder, or a link to nothing
         raise InputError(f"{target}: {DIFFERS}")
