@@ -113,8 +113,12 @@ class ThreadPool(ThreadPoolExecutor):
     next call of OpenCV.
     """
 
+    def __init__(self, num_threads: int):
+        self._native_ids: list[int] = []
+        super().__init__(num_threads, initializer=lambda: self._native_ids.append(threading.get_native_id()))
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
         # Linux, the only system where loader workers may be forked, lists the threads of a process here.
-        while wait and any(Path(f"/proc/self/task/{thread.native_id}").exists() for thread in self._threads):
+        while wait and any(Path(f"/proc/self/task/{number}").exists() for number in self._native_ids):
             time.sleep(0.0005)
