@@ -206,10 +206,8 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
     if weights is None:
         paths = [files["label"] for files in train_set.files]
         rows = count_labels(paths, group, train_set.label_map, cfg.numclasses)
-        counts: Counter[int] = Counter()
-        for row in rows:
-            counts.update(row)
-        weights = balanced_weights([counts[number] for number in range(cfg.numclasses)]).tolist()
+        pixels = [sum(row.get(number, 0) for row in rows) for number in range(cfg.numclasses)]
+        weights = balanced_weights(pixels).tolist()
     return group.broadcast(weights)  # logarithms may round differently on other machines
 
 
