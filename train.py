@@ -6,7 +6,6 @@ bash train_torchrun.sh --dataset_path VOC2012    # one run on all GPUs of this m
 torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:PORT train.py --dataset_path VOC2012
 """
 
-import logging
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -39,18 +38,15 @@ from losses.pixel_accuracy import count_hits
 from support.batch import Batch
 from support.best_score import deciding_score
 from support.errors import STOPPED
-from training.checkpoint import epoch_file, step_file
 from training.plan import Plan
 from training.record import messages
-from training.record.log import start_logging
+from training.record.log import log, start_logging
 from training.record.run import Run
 from training.record.samples import draw_samples
 from training.schedule import Schedule
 from training.settle import settle
 from training.state import TrainState
 from training.task import task_arguments
-
-log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -170,7 +166,7 @@ class Trainer:
                 self.enter_train_mode()
             self.train_step(micro_batches)
             if schedule.saves_step(state):
-                run.save(state, step_file(state.step))
+                run.save(state, f"step_{state.step:08d}.pt")
         run.metrics.end_epoch()
 
     def enter_train_mode(self) -> None:
@@ -256,7 +252,7 @@ class Trainer:
         if sampler.is_epoch_done(state.samples):
             state.epoch, state.samples = state.epoch + 1, 0
             if schedule.saves_epoch(state):
-                checkpoints.append(epoch_file(state.epoch))
+                checkpoints.append(f"epoch_{state.epoch:04d}.pt")
         # Collective: text() compares how long each rank waited for its loader, so every rank calls it.
         pace = run.metrics.pace.text(sampler.global_batch, self.train_loader)
         log.info(f"{line}, {pace}")

@@ -50,10 +50,9 @@ from training.data import (
     reading,
 )
 from training.optimizers import make_optimizer, parameter_groups
+from training.record.log import log
 from training.schedule import Schedule
 from training.state import TrainState
-
-log = logging.getLogger("segtrain")
 
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
@@ -108,8 +107,7 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> Loader:
         world_size=group.world_size,
         repeat=cfg.repeat,
     )
-    batches: dict = {"sampler": sampler, "batch_size": cfg.batchsize, "collate_fn": identity_collate}
-    return make_loader(dataset, cfg, group, **batches)
+    return make_loader(dataset, cfg, group, sampler=sampler, batch_size=cfg.batchsize, collate_fn=identity_collate)
 
 
 def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> Loader:
@@ -127,8 +125,7 @@ def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None =
     sizes = [size or (0, 0) for size in group.share_work(dataset.checked_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
-    options: dict = {"batch_sampler": batches, "collate_fn": identity_collate}
-    return make_loader(dataset, cfg, group, workers=cfg.val_workers, **options)
+    return make_loader(dataset, cfg, group, workers=cfg.val_workers, batch_sampler=batches, collate_fn=identity_collate)
 
 
 def get_model(
@@ -209,10 +206,8 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
     if weights is None:
         paths = [files["label"] for files in train_set.files]
         rows = count_labels(paths, group, train_set.label_map, cfg.numclasses)
-        counts: Counter[int] = Counter()
-        for row in rows:
-            counts.update(row)
-        weights = balanced_weights([counts[number] for number in range(cfg.numclasses)]).tolist()
+        pixels = [sum(row.get(number, 0) for row in rows) for number in range(cfg.numclasses)]
+        weights = balanced_weights(pixels).tolist()
     return group.broadcast(weights)  # logarithms may round differently on other machines
 
 
@@ -238,10 +233,7 @@ def get_criterion(
 def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
     """Return the optimizer of --optimizer for the trained parameters. lr: the peak learning rate."""
     groups = parameter_groups(
-        raw_model,
-        weight_decay=cfg.wdecay,
-        decay_norm_bias=cfg.decay_norm_bias,
-        head_lr_factor=cfg.head_lr_factor,
+        raw_model, weight_decay=cfg.wdecay, decay_norm_bias=cfg.decay_norm_bias, head_lr_factor=cfg.head_lr_factor
     )
     options = {"momentum": cfg.momentum} if cfg.optimizer == "sgd" else {"betas": cfg.betas}
     return make_optimizer(cfg.optimizer, groups, fused=group.device.type == "cuda", lr=lr, **options)

@@ -25,10 +25,7 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
 
     is_final: the recipe has made its choices.
     """
-    try:
-        parse_loss(cfg.loss)
-    except ValueError as error:
-        raise UserError(f"--loss {cfg.loss}: {error}") from None
+    parse_loss(cfg.loss)
     if cfg.transform and not is_code(cfg.transform):
         raise UserError(f"--transform {cfg.transform}: give FILE.py:NAME or PACKAGE.MODULE:NAME, a function of yours")
     is_open = not is_final and "numclasses" not in cfg.given

@@ -17,7 +17,7 @@ def parse_loss(text: str) -> dict[str, float]:
 
     "ce+0.5*lovasz" gives {"seg": 1.0, "seg_lovasz": 0.5}.
 
-    Raises ValueError on an unknown or repeated loss, and on a factor that is not above 0.
+    Raises UserError on an unknown or repeated loss, and on a factor that is not above 0.
     """
     factors: dict[str, float] = {}
     for part in text.split("+"):
@@ -25,19 +25,19 @@ def parse_loss(text: str) -> dict[str, float]:
         if is_code(name):
             term = code_name(name)
             if term in LOSSES.values():
-                raise ValueError(f"{name!r} has the name of a loss in the logs: rename {term}")
+                raise UserError(f"--loss {text}: {name!r} has the name of a loss in the logs: rename {term}")
         elif name not in LOSSES:
             near = difflib.get_close_matches(name, LOSSES, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             known = f"{', '.join(LOSSES)} or FILE.py:NAME"
-            raise ValueError(f"{name!r} is not known: {hint}Add up {known}, as in ce+0.5*dice")
+            raise UserError(f"--loss {text}: {name!r} is not known: {hint}Add up {known}, as in ce+0.5*dice")
         else:
             term = LOSSES[name]
         if term in factors:
-            raise ValueError(f"{name!r} is there twice: give it one factor, as in 2*{name}")
+            raise UserError(f"--loss {text}: {name!r} is there twice: give it one factor, as in 2*{name}")
         factor = _number(number) if "*" in part else 1.0
         if not 0 < factor < math.inf:
-            raise ValueError(f"{number!r} is not a factor: give a number above 0, as in 0.5*{name}")
+            raise UserError(f"--loss {text}: {number!r} is not a factor: give a number above 0, as in 0.5*{name}")
         factors[term] = factor
     return factors
 

@@ -34,8 +34,7 @@ class PredictFlags(InferenceFlags, ImageFlags, ModelFlags, LaunchFlags):
         "predictions", "folder for masks/NAME.png and the files of --overlay and --probs", never_empty=True
     )
     overlay: bool = flag(
-        False,
-        "also paint classes (except --background) over each image, with a legend below: overlays/NAME.jpg",
+        False, "also paint classes (except --background) over each image, with a legend below: overlays/NAME.jpg"
     )
     probs: bool = flag(False, "also write probs/NAME.npy: probabilities (classes, height, width), float16")
     overwrite: bool = flag(False, "predict again what --output already has")

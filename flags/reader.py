@@ -101,12 +101,12 @@ class FlagReader:
         if stage and not path:
             raise UserError(f"--stage {stage} without --config: add --config FILE")
         # Not in files: config.yaml of an earlier run may have an empty path.
-        named = [(f"--{name}", self.flags[name], value) for name, value in values.items()]
-        for name, item, value in [(item.name.upper(), item, word) for item, word in arguments] + named:
+        found = [(item, item.name.upper(), word) for item, word in arguments]
+        found += [(self.flags[name], f"--{name}", value) for name, value in values.items()]
+        for item, name, value in found:
             if (item.never_empty or item.kind is Path) and "" in (value if isinstance(value, list) else [value]):
                 raise UserError(f"{name} is empty: give a value{'' if item.is_argument else ', or drop it'}")
-        converted = {item.name: item.convert(word, item.name.upper()) for item, word in arguments}
-        converted |= {name: self.flags[name].convert(value, f"--{name}") for name, value in values.items()}
+        converted = {item.name: item.convert(value, name) for item, name, value in found}
         names = [_name(word[2:].partition("=")[0]).removeprefix("no_") for word in argv if word.startswith("--")]
         if self.passes_on:
             converted["others"] = tuple(surplus[len(arguments) :])

@@ -1,6 +1,7 @@
 """Flags that several programs share."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flags.declare import flag
@@ -189,20 +190,16 @@ class ModelFlags:
     @property
     def architecture(self) -> dict:
         """Return the keyword arguments of models.build() that say which weights the model has."""
-        return {
-            "backbone": self.backbone,
-            "layers": self.layers,
-            "output_stride": self.output_stride,
-            "head_channels": self.head_channels,
-            "num_classes": self.numclasses,
-            "stride_in_1x1": self.stride_in_1x1,
-            "model_args": self.model_args,
-        }
+        names = ("backbone", "layers", "output_stride", "head_channels", "stride_in_1x1", "model_args")
+        return {name: getattr(self, name) for name in names} | {"num_classes": self.numclasses}
 
     @property
     def background_class(self) -> int | None:
         """Return --background as a class number; None for "none"."""
         return None if self.background == "none" else int(self.background)
+
+
+_of_process = partial(flag, per_launch=True, per_rank=True)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -237,18 +234,10 @@ class LaunchFlags:
     backend: str = flag(
         "auto", "backend of the process group; auto: nccl on CUDA, else gloo", choices=("auto", "nccl", "gloo")
     )
-    dist_url: str = flag(
-        "env://", "where processes connect: env://, tcp://HOST:PORT or file:///PATH", per_launch=True, per_rank=True
-    )
-    world_size: int = flag(0, "number of processes [from the launcher]", ge=0, per_launch=True, per_rank=True)
-    rank: int = flag(-1, "rank of this process [from the launcher]", ge=-1, per_launch=True, per_rank=True)
-    local_rank: int = flag(
-        -1,
-        "rank of this process on its machine [from the launcher, else counted]",
-        ge=-1,
-        per_launch=True,
-        per_rank=True,
-    )
+    dist_url: str = _of_process("env://", "where processes connect: env://, tcp://HOST:PORT or file:///PATH")
+    world_size: int = _of_process(0, "number of processes [from the launcher]", ge=0)
+    rank: int = _of_process(-1, "rank of this process [from the launcher]", ge=-1)
+    local_rank: int = _of_process(-1, "rank of this process on its machine [from the launcher, else counted]", ge=-1)
     log_level: str = flag("INFO", "lowest log level on the terminal", choices=("DEBUG", "INFO", "WARNING"))
     dist_timeout: float = flag(600.0, "seconds to wait for other processes", ge=1, le=2_592_000)
 

@@ -11,19 +11,20 @@ from flags.shared import MODEL_TYPES, DataFlags, ImageFlags, LaunchFlags, ModelF
 from support.labels import MAPS
 
 
-def of_map(name: str) -> tuple[str, Callable[[Any], bool]]:
-    """Return what a flag of a training map needs (Flag.needs): a --dataset that has the map."""
+def of_map(name: str) -> Callable:
+    """Return flag() for flags of a training map: they need a --dataset that has the map."""
     datasets = [dataset for dataset, maps in MAPS.items() if name in maps]
-    return f"--dataset {', '.join(datasets)}", lambda flags: flags.dataset in datasets
+    return partial(flag, needs=(f"--dataset {', '.join(datasets)}", lambda flags: flags.dataset in datasets))
 
 
 def has_lorm(flags: Any) -> bool:
     return flags.model_type in MODEL_TYPES and flags.model_type.endswith("_lorm") and "pseudo" in MAPS[flags.dataset]
 
 
-RESUME = ("--resume FILE", lambda flags: flags.resume)
-LORM = ("a --model_type *_lorm and a --dataset with pseudo-labels", has_lorm)
+_of_label, _of_pseudo, _of_distance_s, _of_distance_c = map(of_map, ("label", "pseudo", "distance_s", "distance_c"))
+_of_lorm = partial(flag, needs=("a --model_type *_lorm and a --dataset with pseudo-labels", has_lorm))
 _augment = partial(flag, needs=("--augment", lambda flags: flags.augment))
+_on_resume = partial(flag, per_launch=True, needs=("--resume FILE", lambda flags: flags.resume))
 SGD, ADAMW = ((f"--optimizer {name}", lambda flags, name=name: flags.optimizer == name) for name in ("sgd", "adamw"))
 
 
@@ -33,20 +34,15 @@ class TrainDataFlags(ImageFlags):
 
     train_split: str = flag("train", "training split: name of its list or subfolder")
     train_path: str = flag("", "folder of the training labels [pascal_2012_scribble; Dense, Folder: as --val_path]")
-    pseudo_path: str = flag(
+    pseudo_path: str = _of_pseudo(
         "bmp_pseudolabel",
         "folder of the pseudo-labels",
         never_empty=True,
         renamed={"pesudo_path": "--pseudo_path here"},
-        needs=of_map("pseudo"),
     )
-    distancemap_s: str = flag(
-        "", "folder of the distance maps to the scribble [computed on the fly]", needs=of_map("distance_s")
-    )
-    distancemap_c: str = flag(
-        "",
-        "folder of the distance maps to the pseudo-label's contour [computed on the fly]",
-        needs=of_map("distance_c"),
+    distancemap_s: str = _of_distance_s("", "folder of the distance maps to the scribble [computed on the fly]")
+    distancemap_c: str = _of_distance_c(
+        "", "folder of the distance maps to the pseudo-label's contour [computed on the fly]"
     )
     stretch: tuple[float, ...] = flag(
         (),
@@ -135,40 +131,24 @@ class LossFlags:
 
     # --l_NAME is the weight of the term NAME of losses/terms.py.
 
-    loss: str = flag(
-        "ce",
-        f"losses on scribbles or dense masks, added up: {', '.join(LOSSES)}, 0.5*dice, FILE.py:NAME [recipe]",
-        needs=of_map("label"),
+    loss: str = _of_label(
+        "ce", f"losses on scribbles or dense masks, added up: {', '.join(LOSSES)}, 0.5*dice, FILE.py:NAME [recipe]"
     )
-    class_weights: str = flag(
-        "none", "for ce: none, balanced (by frequency), or numbers, one a class: 1,2,0.5", needs=of_map("label")
+    class_weights: str = _of_label("none", "for ce: none, balanced (by frequency), or numbers, one a class: 1,2,0.5")
+    l_seg: float = _of_label(1.0, "weight of --loss", ge=0, renamed={"l_segs": "--l_seg here"})
+    l_pseudo: float = _of_pseudo(
+        1.0, "weight of cross entropy on pseudo-labels", ge=0, renamed={"l_pesudo": "--l_pseudo here"}
     )
-    l_seg: float = flag(1.0, "weight of --loss", ge=0, renamed={"l_segs": "--l_seg here"}, needs=of_map("label"))
-    l_pseudo: float = flag(
-        1.0,
-        "weight of cross entropy on pseudo-labels",
-        ge=0,
-        renamed={"l_pesudo": "--l_pseudo here"},
-        needs=of_map("pseudo"),
+    l_lorm: float = _of_lorm(1.0, "weight of the localization rectification loss (models *_lorm)", ge=0)
+    lorm_scope: str = _of_lorm(
+        "foreground", "positions in the LoRM loss; all, as in CDSP: background too", choices=("foreground", "all")
     )
-    l_lorm: float = flag(1.0, "weight of the localization rectification loss (models *_lorm)", ge=0, needs=LORM)
-    lorm_scope: str = flag(
-        "foreground",
-        "positions in the LoRM loss; all, as in CDSP: background too",
-        choices=("foreground", "all"),
-        needs=LORM,
-    )
-    l_ds: float = flag(1.0, "weight of the entropy loss on pixels near the scribble", ge=0, needs=of_map("distance_s"))
-    l_dc: float = flag(
-        1.0,
-        "weight of the entropy loss on pixels away from the pseudo-label's contour",
-        ge=0,
-        needs=of_map("distance_c"),
-    )
+    l_ds: float = _of_distance_s(1.0, "weight of the entropy loss on pixels near the scribble", ge=0)
+    l_dc: float = _of_distance_c(1.0, "weight of the entropy loss on pixels away from the pseudo-label's contour", ge=0)
     l_crf: float = flag(
         0.0, "weight of the CRF loss (neighbours of one colour get one class), reached in mid-run [recipe]", ge=0
     )
-    label_smooth: float = flag(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1, needs=of_map("pseudo"))
+    label_smooth: float = _of_pseudo(0.1, "label smoothing of the pseudo-label loss", ge=0, lt=1)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -214,10 +194,7 @@ class OptimFlags:
         -1.0,
         "epochs of linear warm-up (steps: --warmup_steps); --schedule follows [a tenth of the run]",
         ge=-1,
-        renamed={
-            "warmup": "epochs here; for steps use --warmup_steps",
-            "warmup_epoch": "--warmup_epochs here",
-        },
+        renamed={"warmup": "epochs here; for steps use --warmup_steps", "warmup_epoch": "--warmup_epochs here"},
     )
     warmup_steps: int = flag(-1, "optimizer steps of warm-up [--warmup_epochs]", ge=-1, replaces="warmup_epochs")
     schedule: str = flag(
@@ -278,12 +255,8 @@ class RunFlags:
         per_rank=True,
         aliases="resume_from_checkpoint",
     )
-    reset_optimizer: bool = flag(
-        False, "--resume without the optimizer's state, to fine-tune", per_launch=True, needs=RESUME
-    )
-    reset_data_offset: bool = flag(
-        False, "--resume in a new folder from step 1, to fine-tune", per_launch=True, needs=RESUME
-    )
+    reset_optimizer: bool = _on_resume(False, "--resume without the optimizer's state, to fine-tune")
+    reset_data_offset: bool = _on_resume(False, "--resume in a new folder from step 1, to fine-tune")
     save_step_frequency: int = flag(0, "save last.pt and step_NNNNNNNN.pt every N steps; 0: never", ge=0)
     save_epoch_frequency: int = flag(
         0, "keep epoch_NNNN.pt every N epochs; 0: never", ge=0, renamed={"chk_interval": "--save_epoch_frequency here"}

@@ -5,7 +5,6 @@ like any other.
 """
 
 import io
-import logging
 import math
 import re
 import threading
@@ -23,6 +22,7 @@ from support.files import write_atomic
 from support.signals import WRITER
 from training import checkpoint_content
 from training.checkpoint_content import FORMAT, Checkpoint, ModelFile
+from training.record.log import log
 
 COMMENT = "segtrain step={step:012d}"
 _COMMENT = re.compile(rb"segtrain step=(\d{12})")
@@ -33,8 +33,6 @@ _multiarray = getattr(np, "_core", None) or np.core
 NUMPY_VALUES: list = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType]
 for _function in (_multiarray.multiarray.scalar, _multiarray.multiarray._reconstruct):
     NUMPY_VALUES += [(_function, f"numpy.{core}.multiarray.{_function.__name__}") for core in ("core", "_core")]
-
-log = logging.getLogger("segtrain")
 
 
 class DamagedError(UserError):
@@ -126,16 +124,6 @@ def drop_older(folder: Path, keep: dict[str, int]) -> None:
         by_number = sorted(numbered, key=lambda file: int(file.stem.partition("_")[2]))
         for file in by_number[:-number]:  # with number 0, this slice is empty
             file.unlink(missing_ok=True)
-
-
-def epoch_file(epoch: int) -> str:
-    """Return the name of the checkpoint after an epoch that is to be kept."""
-    return f"epoch_{epoch:04d}.pt"
-
-
-def step_file(step: int) -> str:
-    """Return the name of the checkpoint after a step that is to be kept."""
-    return f"step_{step:08d}.pt"
 
 
 def step_of(file: Path | io.BytesIO) -> int | None:

@@ -151,10 +151,8 @@ def _flags(value: Any, where: str) -> dict:
 def _convert(flag: Flag, value: Any, where: str) -> Any:
     value = list(value) if isinstance(value, tuple) else value
     items = value if flag.is_list and isinstance(value, list) else [value]
-    longest, too_many = (
-        20 if flag.kind is int else MAX_TEXT,
-        flag.is_list and len(items) > (len(flag.default) or MOST_WORDS),
-    )
+    longest = 20 if flag.kind is int else MAX_TEXT
+    too_many = flag.is_list and len(items) > (len(flag.default) or MOST_WORDS)
     for item in items:
         fits = len(item) <= longest if isinstance(item, str) else item is None or isinstance(item, int | float)
         if too_many or not fits or (flag.kind is int and isinstance(item, int | float) and abs(item) >= 2**64):

@@ -1,8 +1,5 @@
 """The optimizers of --optimizer, and the parameter groups that they get."""
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
@@ -28,8 +25,9 @@ def make_optimizer(name: str, groups: list[dict], *, fused: bool, **options) -> 
     fused: update in one kernel, as on CUDA. On the CPU torch's fused SGD rounds differently, and saves less than 1 % of
     a step.
     """
-    kinds: dict[str, tuple[Callable, Callable]] = {"sgd": (SGD, FusedSGD), "adamw": (AdamW, partial(AdamW, fused=True))}
-    return kinds[name][fused](groups, **options)
+    if name == "adamw":
+        return AdamW(groups, fused=fused or None, **options)
+    return FusedSGD(groups, **options) if fused else SGD(groups, **options)
 
 
 def _start_momentum(optimizer: Optimizer, *_) -> None:

@@ -1,7 +1,6 @@
 """Settle what a run does, before anything is built: the final flags, what it resumes and what it starts from."""
 
 import dataclasses
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,10 @@ from training.data import find_masks, find_training_files, prepare_demo_data, re
 from training.data_flags import choose_classes, choose_layout, choose_values, warn_of_other_names
 from training.plan import Plan
 from training.record import folder, messages
+from training.record.log import log
 from training.start_weights import read_start_weights
 
 NUM_SIZES = 100  # images whose sizes are read for the recipe
-
-log = logging.getLogger("segtrain")
 
 
 def settle(cfg: Config, group: Group) -> Plan:
@@ -188,9 +186,7 @@ def take_recipe(
         return choices, {name: choice for name, choice in open_length.items() if name in LEARNING - {*choices}}
 
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.
-    choices, prevented = group.broadcast(
-        group.run_on_rank_0(choose, "choosing flags") if RECIPE_FLAGS - given else ({}, {})
-    )
+    choices, prevented = group.broadcast(group.run_on_rank_0(choose, "choosing flags"))
     if choices:
         log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {describe(choices)}")
     if prevented:

@@ -1,6 +1,5 @@
 """Read the weights that a new run starts from (--pretrained)."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from support.shell import quoted
 from support.user_code import is_own_network
 from training import checkpoint
 from training.checkpoint_content import naming_flag
-
-log = logging.getLogger("segtrain")
+from training.record.log import log
 
 
 def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:

@@ -1,6 +1,5 @@
 """The state of training: everything that changes from step to step, and that a checkpoint keeps."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +15,9 @@ from models.pretrained import load_weights
 from support.errors import UserError
 from training.average import WeightAverage
 from training.checkpoint_content import Checkpoint
+from training.record.log import log
 
 POSITION = ("epoch", "samples", "step", "validated", "best_score", "validations_since_best")
-log = logging.getLogger("segtrain")
 RESET = "or start without the optimizer's state by --reset_optimizer"
 
 

@@ -1,6 +1,5 @@
 """--task test and predict: the command line of the program that does it."""
 
-import logging
 import os
 from pathlib import Path
 
@@ -8,9 +7,7 @@ from flags import Config, as_words
 from support.launched_by import rank_of
 from training.data import find_masks
 from training.record import folder
-from training.record.log import start_logging
-
-log = logging.getLogger("segtrain")
+from training.record.log import log, start_logging
 
 
 def task_arguments(cfg: Config) -> list[str]:

@@ -80,13 +80,14 @@ class WandB:
 
 
 class Boards:
-    """Write to all boards of a run, and drop a board that fails.
+    """Write to all boards of a run, and drop a board that fails. Before open() there is none."""
 
-    wandb_id: id of the W&B run to continue; "": start a new one. purge_step: see TensorBoard.
-    """
+    def __init__(self, warn_on_error: WarnOnError):
+        self._warn_on_error, self.wandb_id = warn_on_error, ""
+        self._boards: dict[str, TensorBoard | WandB] = {}
 
-    def __init__(self, warn_on_error: WarnOnError, cfg: Config, folder: Path, *, purge_step: int, wandb_id: str):
-        self._warn_on_error = warn_on_error
+    def open(self, cfg: Config, folder: Path, *, purge_step: int, wandb_id: str) -> None:
+        """Open all boards. wandb_id: the W&B run to continue; "": start a new one. purge_step: see TensorBoard."""
         self.wandb_id = wandb_id
         makers: dict[str, Callable[[], TensorBoard | WandB]] = {
             f"TensorBoard's file in {folder}": partial(TensorBoard, cfg, folder, purge_step)
@@ -94,8 +95,8 @@ class Boards:
         if cfg.wandb:
             self.wandb_id = os.environ.get("WANDB_RUN_ID") or wandb_id or secrets.token_hex(4)
             makers["Weights & Biases"] = partial(WandB, cfg, folder, self.wandb_id)
-        opened = {name: warn_on_error(name, make) for name, make in makers.items()}
-        self._boards: dict[str, TensorBoard | WandB] = {name: board for name, board in opened.items() if board}
+        opened = {name: self._warn_on_error(name, make) for name, make in makers.items()}
+        self._boards = {name: board for name, board in opened.items() if board}
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         for name, board in self._boards.items():

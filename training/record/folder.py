@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import logging
 import os
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ from support.errors import UserError
 from support.files import json_lines, write_atomic
 from support.yaml_file import read_yaml
 from training import checkpoint
+from training.record.log import log
 
 try:
     import fcntl
@@ -20,8 +20,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 REPORT = "report.html"
-
-log = logging.getLogger("segtrain")
 
 
 def newest(logdir: Path, name: str) -> Path | None:
@@ -32,8 +30,8 @@ def newest(logdir: Path, name: str) -> Path | None:
 
 def find_best(logdir: Path, name: str) -> Path:
     """Return best.pt of the newest of the runs logdir/name, name.2 ... that has one. Raises UserError without one."""
-    found = [folder / "best.pt" for _, folder in sorted(_runs_of(logdir, name).items())]
-    best = [path for path in found if path.is_file()]
+    runs = sorted(_runs_of(logdir, name).items())
+    best = [folder / "best.pt" for _, folder in runs if (folder / "best.pt").is_file()]
     if not best:
         raise UserError(
             f"{logdir / name / 'best.pt'}: no such file: train this config first, or name a --checkpoint FILE"
@@ -64,34 +62,34 @@ def create(logdir: Path, name: str) -> tuple[Path, TextIO]:
     while True:
         folder = logdir / (name if number == 1 else f"{name}.{number}")
         folder.mkdir(parents=True, exist_ok=True)
-        if not _began(folder):
-            log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
+        if not _began(folder) and (file := _locked_log(folder)):
             # Check again under the lock: another process may have started a run in the folder in the meantime.
-            if _lock(log) and not _began(folder):
-                return folder, log
-            log.close()
+            if not _began(folder):
+                return folder, file
+            file.close()
         number += 1
 
 
 def open_log(folder: Path) -> TextIO:
     """Return a folder's train.log, open and locked. Raises UserError if another process holds the lock."""
-    log = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
-    if not _lock(log):
-        log.close()
+    file = _locked_log(folder)
+    if file is None:
         raise UserError(f"{folder}: another process writes to this run: stop it, or choose another --name")
-    return log
+    return file
 
 
-def _lock(log: TextIO) -> bool:
-    """Lock an open file for this process. Return False if another holds it; True also where nothing can be locked."""
-    if fcntl is None:
-        return True
+def _locked_log(folder: Path) -> TextIO | None:
+    """Return a folder's train.log, open and, if the system can lock files, locked; None if another process has it."""
+    file = (folder / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
     try:
-        # lockf() locks for the process. flock() locks the open file, which workers inherit and may keep open.
-        fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl:
+            # lockf() locks for the process. flock() locks the open file, which workers inherit and may keep open.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN)
-    return True
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            file.close()
+            return None
+    return file
 
 
 def _began(folder: Path) -> bool:

@@ -25,6 +25,7 @@ from support.user_code import is_own_network
 from training.checkpoint import step_of
 from training.plan import Plan
 from training.record.folder import REPORT
+from training.record.log import log
 from training.record.warn_on_error import WarnOnError
 from training.schedule import Schedule
 from training.scores import Scores, missed_classes, table
@@ -34,8 +35,6 @@ OUT_OF_MEMORY_ADVICE = (
     "lower --batchsize (and raise --accum_steps to keep the global batch) or --crop_size, or use --amp bf16, "
     "--fused_blocks on or --grad_checkpointing; in validation, use --window such as 465, or lower --val_batchsize"
 )
-
-log = logging.getLogger("segtrain")
 
 
 def log_launch(cfg: Config, group: Group) -> None:

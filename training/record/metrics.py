@@ -43,7 +43,7 @@ class Metrics:
     def __init__(self, group: Group):
         self.group, self.log_interval = group, 1  # optimizer steps between two lines of metrics.jsonl
         self.warn_on_error = WarnOnError()
-        self.boards: Boards | None = None
+        self.boards = Boards(self.warn_on_error)
         self.pace = Pace(group)
         self._epoch_losses: list[float] = []  # of this process's steps in this epoch
         self._epoch_hits: list[list[int]] = []  # likewise, from losses.pixel_accuracy
@@ -72,11 +72,10 @@ class Metrics:
         last = lines[-1] if lines and lines[-1]["step"] == step else {"kind": "none"}
         # Unless its validation is done, the resumed run writes the points of `step` again.
         purge_step = step + 1 if last["kind"] == "val" else step
-        boards = Boards(self.warn_on_error, cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
-        self.boards = boards
+        self.boards.open(cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
         if last["kind"] == "train":
             # The run repeats the validation after this step, so write the step's curve first.
-            self.warn_on_error(f"curves at step {step}", lambda: boards.write(step, _scalars(last), {}))
+            self.warn_on_error(f"curves at step {step}", lambda: self.boards.write(step, _scalars(last), {}))
 
     def loss_text(self) -> str:
         """Return the mean loss, and pixel accuracy if measured, of this process's steps in the epoch, as text."""
@@ -92,10 +91,8 @@ class Metrics:
         self.read_step()
         if self._file:
             self.warn_on_error(self._part, partial(os.fsync, self._file.fileno()))
-        if self.boards:
-            self.boards.flush()
-        wandb_id = self.boards.wandb_id if self.boards else ""
-        return {"lines": self._num_lines, "window": self._window, "wandb_id": wandb_id}
+        self.boards.flush()
+        return {"lines": self._num_lines, "window": self._window, "wandb_id": self.boards.wandb_id}
 
     def watch(self, steps: Iterable, *, total: int, title: str) -> Iterator:
         """Iterate over an epoch's optimizer steps with a progress bar. Call log_step() for each, and end_epoch()."""
@@ -182,7 +179,7 @@ class Metrics:
         self, state: TrainState, scores: Scores, class_names: list[str], draw: Callable[[], list[np.ndarray]]
     ) -> None:
         """Write a validation's scores to metrics.jsonl and the boards. draw: returns pictures, (H, W, 3) uint8."""
-        panels = (self.warn_on_error("pictures of the validation", draw) if self.boards else None) or []
+        panels = (self.warn_on_error("pictures of the validation", draw) if self.group.is_main else None) or []
         scalars = {f"val/{name}": scores[name] for name in ("miou", "mean_dice", "pixel_acc", "mean_acc")}
         for kind in ("iou", "dice"):
             values = zip(class_names, scores[kind], strict=True)
@@ -193,9 +190,9 @@ class Metrics:
 
     def _write(self, line: dict, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         """Write a line to metrics.jsonl, and its curves and pictures to the boards, on rank 0."""
-        if self.boards:
+        if self._file:
             self.warn_on_error(self._part, partial(self._write_line, line))
-            self.boards.write(line["step"], scalars, pictures)
+        self.boards.write(line["step"], scalars, pictures)
 
     def _write_line(self, line: dict) -> None:
         assert self._file
@@ -205,8 +202,7 @@ class Metrics:
 
     def close(self, *, failed: bool) -> None:
         """Close all files. failed: the run ends with an error."""
-        if self.boards:
-            self.boards.close(failed=failed)
+        self.boards.close(failed=failed)
         if self._file:
             self.warn_on_error(self._part, self._file.close, closes=True)
 

@@ -99,8 +99,7 @@ class Run:
     def _save_picture(self, draw: Callable[[], np.ndarray], file: Path) -> None:
         picture = draw()
         write_atomic(file, encode(Image.fromarray(picture), "JPEG", quality=JPEG_QUALITY))
-        if self.metrics.boards:
-            self.metrics.boards.write(0, {}, {"train_images/augmented": picture})
+        self.metrics.boards.write(0, {}, {"train_images/augmented": picture})
         log.info(f"samples: {file}, as the network gets them, with their labels")
 
     def save(self, state: TrainState, *names: str) -> None:
