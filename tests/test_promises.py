@@ -37,7 +37,6 @@ from tools.check.files import Paths
 from tools.split import split
 from training import checkpoint, checkpoint_content, settle
 from training.data import find_masks, find_training_files
-from training.record import folder as run_folder
 from training.record.messages import data_check_command
 from training.schedule import lr_factor
 from training.state import TrainState
@@ -156,15 +155,6 @@ def test_a_resumed_run_takes_epochs_in_place_of_the_saved_steps(demo_run):
     folder = demo_run(name="x", epochs=None, max_steps=4, warmup_epochs=None, warmup_steps=1)
     demo_run(name="x", epochs=2, resume="auto")
     assert read_metrics(folder, "train")[-1]["step"] == 8
-
-
-def test_a_new_run_is_numbered_above_all_others(tmp_path):
-    for name in ("x", "x.3"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "last.pt").touch()
-    made, log = run_folder.create(tmp_path, "x")
-    log.close()
-    assert made.name == "x.4"
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
