@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import importlib
 import re
 
@@ -37,7 +38,8 @@ def test_each_room_imports_only_the_rooms_below_that_its_row_names():
     assert not wrong
 
 
-def calls(rooms: list[str]) -> list[tuple[str, ast.expr]]:
+@functools.cache
+def calls(*rooms: str) -> list[tuple[str, ast.expr]]:
     """(file, the function as written) of each call in the modules of some folders."""
     files = [file for room in rooms for file in (REPO / room).glob("*.py" if room == "." else "**/*.py")]
     nodes = [(file, node) for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
@@ -46,14 +48,14 @@ def calls(rooms: list[str]) -> list[tuple[str, ast.expr]]:
 
 def callers(*names: str) -> set[str]:
     """The product's modules that call one of these functions, by its name in the call."""
-    return {file for file, call in calls([".", *ROOMS, "scripts"]) if ast.unparse(call) in names}
+    return {file for file, call in calls(".", *ROOMS, "scripts") if ast.unparse(call) in names}
 
 
 def test_files_of_users_are_read_by_the_guarded_reader_only():
     """support.files.read_bytes() neither waits for a pipe nor reads a device without end."""
     readers = {"open", "ElementTree.parse", "json.load", "np.fromfile", "np.genfromtxt", "np.load", "np.loadtxt"}
     methods = {"open", "read_bytes", "read_text"}
-    every = calls(["tools", "data"])
+    every = calls("tools", "data")
     found = {file for file, call in every if ast.unparse(call) in readers or getattr(call, "attr", "") in methods}
     assert found == {"data/images/__init__.py", "data/images/files.py"}
 
