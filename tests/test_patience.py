@@ -44,13 +44,20 @@ def test_run_ends_after_n_validations_without_a_better_one_and_again_if_it_is_re
     assert steps(folder, "val") == [4, 8, 12, 16, 20]
 
 
+def test_when_a_run_validates(demo_run):
+    # 4 steps an epoch. The first epoch has no validation, so neither has step 3.
+    late = {"epochs": 3, "patience": 0, "val_start_epoch": 1, "val_step_frequency": 3, "name": "late"}
+    assert steps(demo_run(**STILL | late), "val") == [6, 8, 9, 12]
+    # Step 3, the epoch's end, and step 6, after which --patience 2 ends the run in mid-epoch.
+    assert steps(demo_run(**STILL | {"val_step_frequency": 3, "name": "patient"}), "val") == [3, 4, 6]
+
+
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_run_ends_where_one_that_was_not_killed_does(demo_flags, tmp_path, world_size):
     """Killed after a validation that did not improve: the resumed run has one left."""
-    words = {name: value for name, value in STILL.items() if name != "name"}
 
     def run(name: str, *more: str) -> list:
-        return start_group(world_size, [*demo_flags(**words), "--name", name, *more], tmp_path)
+        return start_group(world_size, [*demo_flags(**STILL | {"name": name}), *more], tmp_path)
 
     whole, killed = run("whole"), run("x")
     last = tmp_path / "x" / "last.pt"
@@ -63,5 +70,5 @@ def test_killed_run_ends_where_one_that_was_not_killed_does(demo_flags, tmp_path
     assert "stopped early: 2 validations" in stdout
     assert reported(tmp_path / "x") == (best["step"], best["best_score"], validated)
     succeed(whole)
-    assert steps(tmp_path / "x", "val") == [number * 4 // world_size for number in (1, 2, 3)]
+    assert steps(tmp_path / "x", "val") == validated
     assert_same_run(tmp_path / "x", tmp_path / "whole")

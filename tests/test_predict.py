@@ -3,12 +3,13 @@
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 
 import numpy as np
 import pytest
-from conftest import contents, finish, random_checkpoint, refused, start, start_group, succeed, using, wait_until
+from conftest import contents, finish, random_checkpoint, refused, start, succeed, two_processes, using, wait_until
 from faulty_data import exif
 from PIL import Image
 
@@ -81,25 +82,11 @@ def test_each_file_is_right_or_named(checkpoint, faulty, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 file(s) of other kinds" in said
     named = [line.split(":")[0] for line in said.split("could not be predicted:")[1].splitlines() if line.strip()]
-    assert [os.path.basename(name) for name in named] == [
-        "gone.jpg",
-        "pipe.png",
-        "self.jpg",
-        "text.jpg",
-        "truncated.jpg",
-    ]
+    assert " ".join(map(os.path.basename, named)) == "gone.jpg pipe.png self.jpg text.jpg truncated.jpg"
     assert "1 image(s) have several frames, and only the first is read (--bands takes pages): " in said
     assert f"1 JPEG image(s) have damaged data, so parts of their masks are wrong: {faulty / 'damaged.jpg'} (" in said
-    images = (
-        "pages.tif",
-        "damaged.jpg",
-        "good.JPG",
-        "sub/Stra\u00dfe \u4e00.png",
-        "cmyk.jpg",
-        "grey.png",
-        "turned.jpg",
-        "one.png",
-    )
+    images = ["pages.tif", "damaged.jpg", "good.JPG", "cmyk.jpg", "grey.png", "turned.jpg", "one.png"]
+    images.append("sub/Stra\u00dfe \u4e00.png")
     stems = [os.path.splitext(name)[0] for name in images]
     assert {str(path.relative_to(out / "masks")) for path in out.rglob("masks/**/*.png")} == {f"{s}.png" for s in stems}
     for name, stem in zip(images, stems, strict=True):
@@ -187,9 +174,7 @@ def test_stopped_and_started_again_repeats_whole_batches(checkpoint, tmp_path):
     given.mkdir()
     for number in range(60):
         photo(97, 129).rotate(number).save(given / f"{number:02d}.png")
-    words = using(
-        checkpoint, "--input", "in", "--probs", "--val_batchsize", 3, "--scales", 1, 2, "--overlay", "--output"
-    )
+    words = using(checkpoint, *shlex.split("--input in --probs --val_batchsize 3 --scales 1 2 --overlay --output"))
     process = start([*words, "out"], tmp_path, "predict.py")
     wait_until(lambda: len(list(tmp_path.glob("out/masks/*.png"))) >= 4, [process])
     process.send_signal(signal.SIGTERM)
@@ -209,15 +194,9 @@ def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_p
     given, out = folder_of(tmp_path, 2), tmp_path / "out"
     assert run(checkpoint, given, out) == 0
     (out / "masks/mine.png").touch()
-    for words in (
-        ["--flip"],
-        ["--overlay"],
-        ["--amp", "bf16"],
-        ["--scales", "0.5"],
-        ["--overlay", "--background", "none"],
-    ):
+    for words in ("--flip", "--overlay", "--amp bf16", "--scales 0.5", "--overlay --background none"):
         with pytest.raises(UserError, match="with other settings"):
-            run(checkpoint, given, out, *words)
+            run(checkpoint, given, out, *words.split())
     with pytest.raises(UserError, match=r"with other settings \(input\)"):
         run(checkpoint, folder_of(tmp_path, 2, "other"), out)
     # Nothing of the old settings is left, whatever --overwrite then reaches.
@@ -287,7 +266,7 @@ def test_masks_of_inputs_that_are_gone_or_have_another_name_are_said(checkpoint,
 
 def test_two_processes_write_what_one_does(checkpoint, faulty, tmp_path):
     words = using(checkpoint, "--input", faulty, "--output")
-    (_, said, _), (_, other, _) = finish(start_group(2, [*words, "two"], tmp_path, "predict.py"), status=1)
+    (_, said, _), (_, other, _) = finish(two_processes([*words, "two"], tmp_path, "predict.py"), status=1)
     assert "5 could not be predicted" in said
     assert other == ""
     predict.main([*words, str(tmp_path / "one")])
@@ -312,34 +291,31 @@ def test_an_image_beyond_the_limit_of_pillow_and_a_name_that_is_too_long(checkpo
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ([], "--input is not set"),
-        (["--input", ""], "--input is empty"),
-        (["--input", "a.png", "--output", ""], "--output is empty"),
-        (["--model", ""], "--model is empty"),
+        ("", "--input is not set"),
+        ("--input ''", "--input is empty"),
+        ("--input a.png --output ''", "--output is empty"),
+        ("--model ''", "--model is empty"),
         (
-            ["--input", ".", "--checkpoint", "", "--model", "no.onnx", "--workers", "0"],
+            "--input . --checkpoint '' --model no.onnx",
             "--model no.onnx: no such file: name an ONNX FILE that export.py wrote",
         ),
-        (["--input", "x.jpg"], "--input x.jpg: no such file"),
+        ("--input x.jpg", "--input x.jpg: no such file"),
+        ("--input . --checkpoint nowhere.pt", "nowhere.pt: cannot be read (No such file or directory): name the"),
+        ("--input . --checkpoint data", "--checkpoint data: not a file: name the FILE of a run"),
+        ("--input . --checkpoint a.png", "--checkpoint a.png: not an intact checkpoint"),
+        ("--input . --weights ema", "has no average of weights"),
+        ("--input . --layers 50", "weights of a res50_ASPP with --layers 50"),
+        ("--input . --checkpoint '' --model m.onnx --flip", "predicts whole images at one scale"),
+        ("--input a.png --output file", "--output file: is a file"),
+        ("--input a.png --output a.png/out", "--output a.png/out: a.png is a file"),
         (
-            ["--input", ".", "--checkpoint", "nowhere.pt"],
-            "nowhere.pt: cannot be read (No such file or directory): name the",
-        ),
-        (["--input", ".", "--checkpoint", "data"], "--checkpoint data: not a file: name the FILE of a run"),
-        (["--input", ".", "--checkpoint", "a.png"], "--checkpoint a.png: not an intact checkpoint"),
-        (["--input", ".", "--weights", "ema"], "has no average of weights"),
-        (["--input", ".", "--layers", "50"], "weights of a res50_ASPP with --layers 50"),
-        (["--input", ".", "--checkpoint", "", "--model", "m.onnx", "--flip"], "predicts whole images at one scale"),
-        (["--input", "a.png", "--output", "file"], "--output file: is a file"),
-        (["--input", "a.png", "--output", "a.png/out"], "--output a.png/out: a.png is a file"),
-        (
-            ["--input", "data/masks", "--output", "data"],
+            "--input data/masks --output data",
             "--input data/masks: all its images are in masks, overlays, probs of an output folder",
         ),
-        (["--input", "data/images", "--output", "data/images/x"], "which programs read as input"),
-        (["--input", "a.png", "--output", "mask.png"], "--output mask.png: ends like a file"),
-        (["--input", "a.png", "--long_side", "60000"], ".pt with --long_side 60000, --window 0"),
-        (["--input", "a.png", "--window", "60000"], ".pt with --long_side 0, --window 60000"),
+        ("--input data/images --output data/images/x", "which programs read as input"),
+        ("--input a.png --output mask.png", "--output mask.png: ends like a file"),
+        ("--input a.png --long_side 60000", ".pt with --long_side 60000, --window 0"),
+        ("--input a.png --window 60000", ".pt with --long_side 0, --window 60000"),
     ],
 )
 def test_wrong_flags_are_named(checkpoint, tmp_path, monkeypatch, words, named):
@@ -350,4 +326,4 @@ def test_wrong_flags_are_named(checkpoint, tmp_path, monkeypatch, words, named):
     (tmp_path / "file").touch()
     given = [] if "--checkpoint" in words else ["--checkpoint", str(checkpoint)]
     with refused(named):
-        predict.main([*given, *words, "--device", "cpu"])
+        predict.main([*given, *shlex.split(words), "--device", "cpu", "--workers", "0"])

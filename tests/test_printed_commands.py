@@ -21,9 +21,8 @@ pytestmark = pytest.mark.slow
 # A printed command is the last thing on its line, after ": ". The usage of --help is none.
 PRINTED = re.compile(r"(?<!usage): +((?:'[^']*/python[\d.]*'|(?:[\w./-]*/)?python[\d.]*|torchrun) \S.*)")
 # What a new run gets besides, so that it takes a second; none of these is what the command is about.
-SHORT = {
-    name: TINY[name] for name in ("layers", "pretrained", "crop_size", "epochs", "warmup_epochs", "workers", "device")
-}
+NAMES = "layers pretrained crop_size epochs warmup_epochs workers device"
+SHORT = {name: TINY[name] for name in NAMES.split()}
 
 
 class Place(NamedTuple):

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from conftest import REPO
+from conftest import REPO, is_running, wait_until
 
 from data.loader import loader_options
 from support.processes import ThreadPool
@@ -50,17 +50,12 @@ def test_a_signal_ends_all_processes(number, send, status, said, tmp_path):
     heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
     options = {"env": ENV, "start_new_session": True, "preexec_fn": heed}
     with errors.open("w") as stderr, subprocess.Popen(command, stderr=stderr, **options) as process:
-        deadline = time.monotonic() + 60
-        while not marker.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(marker.exists, [])
         send(process.pid, number)
         assert process.wait(timeout=30) == status  # all 5000 items would take 50 s
     if number != signal.SIGKILL:  # after which a helper process of Python may warn
         assert errors.read_text().splitlines() == said
-    deadline = time.monotonic() + 20  # a worker notices the parent's end in its own time
-    while lives(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not lives(process.pid)
+    wait_until(lambda: not lives(process.pid), [], 20)  # a worker notices the parent's end in its own time
 
 
 def lives(group: int) -> bool:
@@ -100,9 +95,9 @@ if __name__ == "__main__":
 
 
 def program(tmp_path: Path, word: str) -> dict:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(tmp_path / "program.py"), word]
-    return {"args": command, "env": ENV}
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    return {"args": [sys.executable, str(file), word], "env": ENV}
 
 
 def test_a_batch_that_cannot_be_handed_over_ends_the_worker(tmp_path):
@@ -116,13 +111,10 @@ def test_a_batch_that_cannot_be_handed_over_ends_the_worker(tmp_path):
 def test_a_worker_that_waits_for_its_pipe_ends_with_a_killed_parent(tmp_path):
     with subprocess.Popen(**program(tmp_path, "full"), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        worker = Path("/proc", process.stdout.readline().strip(), "stat")
+        worker = int(process.stdout.readline())
         time.sleep(0.5)  # the worker fills the pipe
         process.kill()
-    deadline = time.monotonic() + 20  # torch's own check takes 5
-    while worker.exists() and ") Z " not in worker.read_text():
-        assert time.monotonic() < deadline, "the worker is still there"
-        time.sleep(0.1)
+    wait_until(lambda: not is_running(worker), [], 20)  # torch's own check takes 5
 
 
 def count_pixels(_: int) -> int:

@@ -13,15 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import finish, flags, read_metrics, refused
+from conftest import ALONE, finish, flags, one_line_each, read_metrics, refused, two_processes
 from test_checkpoint import content, put
-from test_faults import one_line_each, two_processes
 from test_inference import Tiny, images
 from test_layout import put as put_image
 from test_layout import put_pairs
-from test_patience import STILL, steps
 from test_recipe import PHOTOS, recipe
-from test_resume_lr import at, learning_rate
 
 import train
 import utils
@@ -37,26 +34,8 @@ from tools.check.files import Paths
 from tools.split import split
 from training import checkpoint, checkpoint_content, settle
 from training.data import find_masks, find_training_files
-from training.record import folder as run_folder
 from training.record.messages import data_check_command
-from training.schedule import lr_factor
 from training.state import TrainState
-
-ALONE = Group(torch.device("cpu"))
-
-
-def test_warm_up_is_rounded_and_never_above_the_peak():
-    rate = learning_rate(images=6, lr=0.6, epochs=20, warmup_epochs=0.5)  # 1.5 steps, rounded to 2
-    assert [at(rate, step) for step in (0, 1)] == pytest.approx([0.3, 0.6])
-    assert lr_factor(2, 10, 2.5) == 1.0
-
-
-def test_when_a_run_validates(demo_run):
-    # 4 steps an epoch. The first epoch has no validation, so neither has step 3.
-    late = {"epochs": 3, "patience": 0, "val_start_epoch": 1, "val_step_frequency": 3, "name": "late"}
-    assert steps(demo_run(**STILL | late), "val") == [6, 8, 9, 12]
-    # Step 3, the epoch's end, and step 6, after which --patience 2 ends the run in mid-epoch.
-    assert steps(demo_run(**STILL | {"val_step_frequency": 3, "name": "patient"}), "val") == [3, 4, 6]
 
 
 def test_the_total_follows_the_ramp_of_the_crf_loss(demo_run):
@@ -156,15 +135,6 @@ def test_a_resumed_run_takes_epochs_in_place_of_the_saved_steps(demo_run):
     folder = demo_run(name="x", epochs=None, max_steps=4, warmup_epochs=None, warmup_steps=1)
     demo_run(name="x", epochs=2, resume="auto")
     assert read_metrics(folder, "train")[-1]["step"] == 8
-
-
-def test_a_new_run_is_numbered_above_all_others(tmp_path):
-    for name in ("x", "x.3"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "last.pt").touch()
-    made, log = run_folder.create(tmp_path, "x")
-    log.close()
-    assert made.name == "x.4"
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

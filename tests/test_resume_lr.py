@@ -13,7 +13,7 @@ from distributed.group import Group
 from flags import parse_flags
 from support.errors import UserError
 from training.record.messages import log_schedule
-from training.schedule import Schedule
+from training.schedule import Schedule, lr_factor
 from training.settle import split_batchsize
 
 IMAGES, EPOCHS = 48, 3
@@ -58,6 +58,9 @@ def test_warm_up_and_length():
     # Steps override epochs. Up in 4, then down in 8: half-way, in step 8, it is at a half, and at the 12th at 0.
     rate = learning_rate(images=6, lr=0.6, max_steps=12, warmup_epochs=5, warmup_steps=4)
     assert [at(rate, step) for step in (0, 3, 4, 8, 12)] == pytest.approx([0.15, 0.6, 0.6, 0.3, 0.0])
+    rate = learning_rate(images=6, lr=0.6, epochs=20, warmup_epochs=0.5)  # 1.5 steps, rounded to 2
+    assert [at(rate, step) for step in (0, 1)] == pytest.approx([0.3, 0.6])
+    assert lr_factor(2, 10, 2.5) == 1.0  # never above the peak
     for values in ({"max_steps": 4, "warmup_epochs": None, "warmup_steps": 4}, {"max_steps": 3, "warmup_epochs": 1}):
         with pytest.raises(UserError, match="would never reach --lr"):
             learning_rate(images=6, **values)

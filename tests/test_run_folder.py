@@ -11,6 +11,13 @@ from support.errors import UserError
 from training.record import folder as run_folder
 
 
+def create(logdir: Path, name: str) -> Path:
+    """Return the folder of a new run."""
+    folder, log = run_folder.create(logdir, name)
+    log.close()
+    return folder
+
+
 def claim_and_hold(logdir: Path, barrier, results, hold) -> None:
     barrier.wait()
     folder, log = run_folder.create(logdir, "x")
@@ -40,8 +47,7 @@ def test_starts_at_once_get_a_folder_each(tmp_path):
 def test_runs_of_a_sweep_have_a_folder_of_their_own(tmp_path):
     """--name sweep/a is below --logdir; its second run is sweep/a.2, and --resume auto finds it."""
     for expected in ("sweep/a", "sweep/a.2"):
-        folder, log = run_folder.create(tmp_path, "sweep/a")
-        log.close()
+        folder = create(tmp_path, "sweep/a")
         assert folder == tmp_path / expected
         (folder / "best.pt").touch()
     assert run_folder.newest(tmp_path, "sweep/a") == tmp_path / "sweep/a.2"
@@ -55,9 +61,7 @@ def test_lr_1_5_is_not_the_fifth_run_of_lr_1(tmp_path):
         (tmp_path / name / "last.pt").touch()
         (tmp_path / name / "config.yaml").write_text(f"name: {name}\n")
     assert run_folder.newest(tmp_path, "sweep/lr_1") == tmp_path / "sweep/lr_1"
-    folder, log = run_folder.create(tmp_path, "sweep/lr_1")
-    log.close()
-    assert folder == tmp_path / "sweep/lr_1.2"
+    assert create(tmp_path, "sweep/lr_1") == tmp_path / "sweep/lr_1.2"
 
 
 @pytest.mark.parametrize(
@@ -68,20 +72,20 @@ def test_lr_1_5_is_not_the_fifth_run_of_lr_1(tmp_path):
     ],
 )
 def test_no_run_is_in_the_folder_of_another(demo_flags, tmp_path, name, message):
-    folder, log = run_folder.create(tmp_path, "sweep/a")
-    log.close()
-    (folder / "metrics.jsonl").write_text("{}\n")
+    (create(tmp_path, "sweep/a") / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=f"^--name {name}: .*{message}$"):
         train.main(demo_flags(name=name))
 
 
-@pytest.mark.parametrize("file", ["last.pt", "best.pt.old"])
-def test_folder_of_a_run_is_left_alone(tmp_path, file):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / file).touch()
-    folder, log = run_folder.create(tmp_path, "x")
-    log.close()
-    assert folder.name == "x.2"
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [(["x/last.pt"], "x.2"), (["x/best.pt.old"], "x.2"), (["x/last.pt", "x.3/last.pt"], "x.4")],  # above all others
+)
+def test_folder_of_a_run_is_left_alone(tmp_path, files, expected):
+    for file in files:
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
+    assert create(tmp_path, "x").name == expected
 
 
 def test_folder_of_a_start_that_was_killed_is_taken_again(demo_run, demo_flags, tmp_path, capsys):

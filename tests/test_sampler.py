@@ -1,5 +1,7 @@
 """Global batches do not depend on how many processes share them; evaluation visits each image once."""
 
+import math
+
 import pytest
 
 from data.sampler import EvalBatches, TrainSampler
@@ -29,13 +31,6 @@ def global_batches(
     return batches
 
 
-@pytest.mark.parametrize(("world_size", "batch_size", "accum_steps"), [(2, 4, 1), (4, 2, 1), (1, 4, 2), (2, 2, 2)])
-def test_same_global_batches_at_any_split(world_size, batch_size, accum_steps):
-    expected = global_batches(27, 1, 8, 1, 3)
-    assert len(expected) == 3  # 27 = 3 * 8 + 3 left out
-    assert global_batches(27, world_size, batch_size, accum_steps, 3) == expected
-
-
 def test_epochs_are_different_permutations_and_say_so():
     first, second = global_batches(16, 1, 8, 1, epoch=0), global_batches(16, 1, 8, 1, epoch=1)
     for epoch, batches in enumerate((first, second)):
@@ -45,15 +40,19 @@ def test_epochs_are_different_permutations_and_say_so():
     assert [index for _, index in first[0]] != [index for _, index in second[0]]
 
 
-@pytest.mark.parametrize(("world_size", "batch_size", "accum_steps"), [(4, 2, 1), (1, 2, 4), (3, 2, 1), (3, 4, 1)])
-def test_rest_of_an_epoch_is_the_same_samples_in_the_same_order_at_any_split(world_size, batch_size, accum_steps):
-    whole = [sample for batch in global_batches(43, 1, 8, 1, epoch=2) for sample in batch]
-    rest = [
-        sample for batch in global_batches(43, world_size, batch_size, accum_steps, 2, samples=16) for sample in batch
-    ]
-    # 43 - 16 = 27 samples are left: 3 global batches of 8, 6 of 4, 4 of 6 or 2 of 12
-    assert rest == whole[16:40]
-    assert global_batches(43, world_size, batch_size, accum_steps, 2, samples=40) == []
+# World size, batch size and accumulation: global batches of 8, 4, 6 and 12.
+SPLITS = [(1, 8, 1), (2, 4, 1), (4, 2, 1), (1, 4, 2), (2, 2, 2), (1, 2, 2), (1, 2, 4), (3, 2, 1), (3, 4, 1)]
+
+
+@pytest.mark.parametrize("samples", [0, 16])
+@pytest.mark.parametrize("split", SPLITS)
+def test_an_epoch_and_its_rest_have_the_same_samples_in_the_same_order_at_any_split(split, samples):
+    whole = [sample for [sample] in global_batches(43, 1, 1, 1, epoch=2)]
+    size = math.prod(split)
+    # What fills no global batch is left out: 3 of 43 in batches of 8, 3 of the last 27 in batches of 12.
+    expected = [whole[start : start + size] for start in range(samples, 43 - size + 1, size)]
+    assert global_batches(43, *split, 2, samples) == expected
+    assert global_batches(43, *split, 2, samples=40) == []
 
 
 SIZES = [(4, 6), (5, 5), (4, 6), (4, 6), (5, 5), (4, 6), (4, 6), (9, 9)]

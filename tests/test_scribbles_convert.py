@@ -8,6 +8,7 @@ import annotated
 import numpy as np
 import pytest
 from annotated import Picture, draw_strokes
+from faulty_data import put
 from PIL import Image
 from test_convert import drawn
 
@@ -27,9 +28,7 @@ def strokes_of(kind: str, number: int = 3) -> list[Picture]:
     pictures = draw_strokes(number)
     if kind == "scribblesup":
         for picture in pictures:
-            picture.shapes[:] = [
-                (name, line, (np.round(points) + 0.5).tolist()) for name, line, points in picture.shapes
-            ]
+            picture.shapes[:] = [(*shape, (np.round(points) + 0.5).tolist()) for *shape, points in picture.shapes]
     return pictures
 
 
@@ -111,21 +110,20 @@ def test_brush_masks_of_label_studio(tmp_path, capsys):
     """Its PNG files name no image; of a task's annotations, the last counts."""
     strokes = np.zeros((2, 20, 30), np.uint8)
     strokes[0, 4:7, 2:20] = strokes[1, 10:13, 5:25] = 255
-    (tmp_path / "in/masks").mkdir(parents=True)
     for number, name in enumerate(("cat", "my-dog")):
         for annotation, value in ((10, strokes[number]), (9, 255 - strokes[number])):
-            file = f"in/masks/task-1-annotation-{annotation}-by-3-tag-{name}-0.png"
-            Image.fromarray(value).save(tmp_path / file)
-    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "in/photo.jpg")
+            put(tmp_path / f"in/masks/task-1-annotation-{annotation}-by-3-tag-{name}-0.png", value)
+    put(tmp_path / "in/photo.jpg", np.zeros((20, 30, 3), np.uint8))
     with pytest.raises(UserError, match="nothing to convert"):
         convert(tmp_path / "in", tmp_path / "out")
     assert "do not say which image they are of: put the project's JSON" in capsys.readouterr().err
     (tmp_path / "in/tasks.json").write_text('[{"id": 1, "image": "/data/upload/2/0a1b2c3d-photo.jpg"}]')
-    Image.fromarray(strokes[0]).convert("RGB").save(tmp_path / "in/masks/task-1-annotation-10-by-3-tag-cat-0.png")
+    cat = tmp_path / "in/masks/task-1-annotation-10-by-3-tag-cat-0.png"
+    put(cat, Image.fromarray(strokes[0]).convert("RGB"))
     with pytest.raises(UserError, match="no image could be converted"):
         convert(tmp_path / "in", tmp_path / "none")
     assert "cat-0.png: has 3 channels, but a brush mask is grey: save it as grey PNG" in capsys.readouterr().err
-    Image.fromarray(strokes[0]).save(tmp_path / "in/masks/task-1-annotation-10-by-3-tag-cat-0.png")
+    put(cat, strokes[0])
     assert convert(tmp_path / "in", tmp_path / "out") == 0
     assert read_classes(str(tmp_path / "out/classes.txt"), None).names == ["cat", "my-dog"]
     assert (scribble_of(tmp_path / "out", "photo") == np.select([strokes[0] > 0, strokes[1] > 0], [0, 1], 255)).all()
@@ -149,10 +147,8 @@ def test_strokes_painted_in_black(tmp_path, ground, classes, expected, said, cap
     picture[11] = [255, 0, 0, 255][: len(ground)]
     if ground == (0, 0, 0, 255):
         picture[0, 0, 3] = 0
-    for folder in ("images", "masks"):
-        (tmp_path / "in" / folder).mkdir(parents=True)
-    Image.fromarray(picture).save(tmp_path / "in/masks/a.png")
-    Image.fromarray(picture[..., :3]).save(tmp_path / "in/images/a.png")
+    put(tmp_path / "in/masks/a.png", picture)
+    put(tmp_path / "in/images/a.png", picture[..., :3])
     (tmp_path / "names.txt").write_text(classes)
     words = ["--classes", str(tmp_path / "names.txt")] if classes else []
     is_lost = "green" in classes

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import contents, refused
-from faulty_data import put
+from faulty_data import cut, put
 from PIL import Image
 from test_scribbles import random_mask
 
@@ -25,9 +25,8 @@ NUM_MASKS = 17  # two processes take 8 at once
 @pytest.fixture(scope="module")
 def masks(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("masks")
-    (folder / "sub").mkdir()
     for number in range(NUM_MASKS):
-        Image.fromarray(random_mask(number)).save(folder / ("sub" if number % 2 else ".") / f"{number}.png")
+        put(folder / ("sub" if number % 2 else ".") / f"{number}.png", random_mask(number))
     return folder
 
 
@@ -89,16 +88,14 @@ def test_the_same_command_keeps_what_is_there_and_another_is_refused(masks, tmp_
 def test_a_mask_that_has_changed_is_drawn_again_and_a_damaged_one_named(masks, tmp_path, capsys):
     folder = shutil.copytree(masks, tmp_path / "masks")
     simulate(folder, tmp_path / "out")
-    Image.fromarray(np.full((40, 40), 3, np.uint8)).save(folder / "0.png")
-    os.utime(folder / "0.png", (0, 0))  # as cp -p, rsync -a and unzip keep it
-    (folder / "2.png").write_bytes((folder / "2.png").read_bytes()[:-30])
+    os.utime(put(folder / "0.png", np.full((40, 40), 3, np.uint8)), (0, 0))  # as cp -p, rsync -a and unzip keep it
+    cut(folder / "2.png")
     capsys.readouterr()
     assert simulate(folder, tmp_path / "out") == 1
     said = capsys.readouterr()
     assert "1 scribble(s) drawn" in said.out
     assert "2.png: not a whole, readable image" in said.err
-    with Image.open(tmp_path / "out/0.png") as scribble:
-        assert set(np.unique(np.array(scribble)).tolist()) == {3, 255}
+    assert set(np.unique(read_label(tmp_path / "out/0.png", 255))) == {3, 255}
 
 
 def test_a_full_disk_stops_it_at_once(masks, tmp_path, monkeypatch):
@@ -171,13 +168,10 @@ def test_real_masks_get_as_many_labelled_pixels_as_people_drew(scribblesup, tmp_
 )
 def test_wrong_words_are_named(tmp_path, monkeypatch, words, named):
     monkeypatch.chdir(tmp_path)
-    for folder in ("m", "e"):
-        Path(folder).mkdir()
-    Image.fromarray(np.zeros((9, 9), np.uint8)).save("m/a.png")
+    Path("e").mkdir()
     Path("l.txt").write_text("b\n")
-    Path("two").mkdir()
-    for name in ("a.png", "a.bmp"):
-        Image.fromarray(np.zeros((9, 9), np.uint8)).save(f"two/{name}")
+    for name in ("m/a.png", "two/a.png", "two/a.bmp"):
+        put(Path(name), np.zeros((9, 9), np.uint8))
     with refused(named):
         main(words)
     assert not Path("o").exists()

@@ -77,11 +77,8 @@ def test_masks_of_0_and_255_are_divided_as_those_of_0_and_1(tmp_path):
         ("{export}/{film}1_{number:02d}", "/.1", "a1"),
         ("{film}/{number:02d}", "./", "a"),  # folders are films, and files have numbers only
         ("{film}/frame_{number:02d}", "./", "a/frame"),
-        (
-            "{film}/{export}_{frame:02d}",
-            "./[a-z]+",
-            "a/coco",
-        ),  # two cameras, whose files have the same names in each film
+        # Two cameras, whose files have the same names in each film.
+        ("{film}/{export}_{frame:02d}", "./[a-z]+", "a/coco"),
     ],
 )
 def test_films_in_the_names_are_said(tmp_path, capsys, form, film, beginning):
@@ -185,11 +182,10 @@ def test_data_without_masks_or_with_splits_are_refused(tmp_path):
     (without / "masks/image_001.png").unlink()
     has_splits = draw(tmp_path / "two", np.ones((4, 2), bool), [f"train/{number}" for number in range(4)])
     lone = draw(tmp_path / "three", np.ones((1, 2), bool))
-    problems = {
-        without: "an image without a mask",
-        has_splits: "there are splits already",
-        lone: "is the only image: a split needs at least 2",
-    }
-    for root, problem in problems.items():
+    for root, problem in (
+        (without, "an image without a mask"),
+        (has_splits, "there are splits already"),
+        (lone, "is the only image: a split needs at least 2"),
+    ):
         with pytest.raises(UserError, match=problem):
             main([str(root)])

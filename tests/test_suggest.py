@@ -45,12 +45,9 @@ SIZE = (120, 200)  # of an image; its grid has cells of 2 x 2 pixels
 
 @pytest.fixture(scope="module")
 def checkpoint(demo_root, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    flags = {
-        "dataset": "ScribbleOnly",
-        "train_path": str(demo_root / "pascal_2012_scribble"),
-    }  # as the pipeline saves it
-    return random_checkpoint(folder / "best.pt", num_classes=5, **flags)
+    file, strokes = tmp_path_factory.mktemp("run") / "best.pt", demo_root / "pascal_2012_scribble"
+    # As the pipeline saves it.
+    return random_checkpoint(file, num_classes=5, dataset="ScribbleOnly", train_path=str(strokes))
 
 
 @pytest.fixture
@@ -188,9 +185,8 @@ def test_strokes_and_areas_of_a_black_class_are_seen_on_a_dark_photo():
     item, _ = scene([], [(slice(40, 60), slice(20, 60), 0)])
     item.image[:] = 10
     shown = figure("a", item, np.zeros(SIZE, np.uint8), [], read_classes("", 3), background=None)
-    drawn, painted = (
-        np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall('base64,([^"]+)', shown)
-    )
+    pictures = [base64.b64decode(data) for data in re.findall('base64,([^"]+)', shown)]
+    drawn, painted = (np.array(Image.open(io.BytesIO(data))) for data in pictures)
     # Pictures are twice as large. The stroke is light; JPEG changes it a little.
     assert drawn[85:115, 45:115].min() > 190
     assert painted.min() > 90  # half of 10 and half of the light grey
@@ -304,9 +300,8 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     file.write_text(json.dumps(wrong))
     with refused("labelme: its files have the faults named above"):
         pipeline.main(words)
-    assert (
-        f"'sqare': not in the list of classes: ignored (255) in 1 place(s), such as {file}" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert f"'sqare': not in the list of classes: ignored (255) in 1 place(s), such as {file}" in said
     file.write_text(text)
     copy = file.rename(file.with_name("copy.json"))
     with refused("copy.json: belongs to no training image"):

@@ -72,9 +72,8 @@ def test_training_keeps_all_but_a_classifier_of_other_classes(demo_root, file, c
 
 
 def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo_root, file):
-    message = (
-        f"{file}: a file of torchvision's DeepLabV3: use --model_type deeplabv3_torchvision, with --layers 50 or 101"
-    )
+    use = "use --model_type deeplabv3_torchvision, with --layers 50 or 101"
+    message = f"{file}: a file of torchvision's DeepLabV3: {use}"
     with pytest.raises(UserError, match=f"^--checkpoint {message}$"):
         TrainedModel(file, {"model_type": "deeplabv3", "numclasses": 21})
     cfg = parse_flags(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))

@@ -86,9 +86,8 @@ def test_tensorboard_has_curves_and_pictures(run_of_two_epochs):
 
 def test_checkpoint_holds_tensors_and_plain_values_only(run_of_two_epochs):
     content = read(run_of_two_epochs)  # weights_only refuses anything else
-    state = "format model ema optimizer scaler epoch samples step validated best_score ranks"
-    state += " validations_since_best"
-    assert set(content) == {*state.split(), "origin", "listing", "run", "config", "texts"}
+    state = "format model ema optimizer scaler epoch samples step validated best_score validations_since_best"
+    assert set(content) == {*state.split(), "ranks", "origin", "listing", "run", "config", "texts"}
     assert (content["epoch"], content["step"]) == (2, 8)
     assert not any(name.startswith("module.") for name in content["model"])
     assert content["best_score"] == max(line["miou"] for line in read_metrics(run_of_two_epochs, "val"))
@@ -135,12 +134,6 @@ def test_every_kind_of_labels_trains(demo_run, dataset):
         assert set(line["losses"]) == set(LOSSES[dataset].split())
         crf = line["losses"].pop("crf", 0.0)
         assert line["loss"] == pytest.approx(sum(line["losses"].values()) + l_crf * crf, rel=1e-6)
-
-
-def test_training_lowers_the_loss(demo_run):
-    words = {"dataset": "Dense", "epochs": 6, "crop_size": 65, "val_epoch_frequency": 6}
-    losses = [line["loss"] for line in read_metrics(demo_run(**words), "train")]
-    assert sum(losses[-8:]) < 0.85 * sum(losses[:8])
 
 
 def test_lorm_weight_of_0_leaves_lorm_out(demo_run):
@@ -240,8 +233,8 @@ def test_run_by_steps_stopped_in_its_last_validation_does_it_again(demo_run, dem
     values = {"max_steps": 3, "epochs": None} | DENSE
     words, folder = demo_flags(**values), tmp_path / "stopped"
     faulty = start(["signal_in_validation", "0", *words, "--name", "stopped"], tmp_path, FAULTS)
-    results = finish([faulty, start([*words, "--name", "whole"], tmp_path)])
-    assert [status for status, _, _ in results] == [75, 0], results
+    succeed([start([*words, "--name", "whole"], tmp_path)])
+    finish([faulty], status=75)
     assert not validations(folder)
     succeed([start([*words, "--name", "stopped", "--resume", "auto"], tmp_path)])
     assert (folder / "best.pt").is_file()

@@ -15,17 +15,24 @@ CDSP = {"scale": (0.5, 2.0), "rotation": 10.0, "flip_horizontal": True, "blur": 
 
 
 class Fixed:
-    """A random generator that returns these values for TrainTransform; it always rotates."""
+    """A random generator that returns these values for TrainTransform; it always rotates.
 
-    def __init__(self, scale=1.0, angle=0.0, flip=False, offset=(0.5, 0.5)):
-        self.uniforms = iter((scale, angle))
-        self.randoms = iter((0.0, 0.0 if flip else 0.9, *offset, 0.9))  # the last: no blur
+    turns: by 90 degrees clockwise. upside_down is drawn only if the transform may flip so.
+    """
+
+    def __init__(self, scale=1.0, angle=0.0, flip=False, offset=(0.5, 0.5), upside_down=False, turns=0):
+        self.uniforms, self.turns = iter((scale, angle)), turns
+        self.randoms = iter((0.0, 0.0 if flip else 0.9, *offset, 0.0 if upside_down else 0.9, 0.9))  # the last: no blur
 
     def uniform(self, low, high):
         return next(self.uniforms)
 
     def random(self):
         return next(self.randoms)
+
+    def integers(self, end: int) -> int:
+        assert end == 4
+        return self.turns
 
 
 def maps_of(label: np.ndarray, brightness: int = 1) -> dict[str, np.ndarray]:
@@ -42,19 +49,6 @@ def test_scale_and_rotation_go_about_the_centre():
     assert np.argwhere(doubled == 7).tolist() == [[8, 12], [8, 13], [9, 12], [9, 13]]
 
 
-class Chosen(Fixed):
-    """Fixed, which then flips upside down and turns by 90 degrees clockwise as often as it is told."""
-
-    def __init__(self, *, upside_down: bool, turns: int, **values):
-        super().__init__(**values)
-        self.randoms = iter([*list(self.randoms)[:-1], 0.0 if upside_down else 0.9, 0.9])
-        self.turns = turns
-
-    def integers(self, end: int) -> int:
-        assert end == 4
-        return self.turns
-
-
 @pytest.mark.parametrize("size", [(10, 12), (9, 13)])
 @pytest.mark.parametrize(("flip", "upside_down"), [(False, True), (True, False)])
 @pytest.mark.parametrize("turns", range(4))
@@ -63,7 +57,7 @@ def test_quarter_turns_and_flips_are_exact_at_scale_1(turns, upside_down, flip, 
     rng = np.random.default_rng(0)
     maps = {"image": rng.integers(0, 256, (*size, 3), np.uint8), "label": rng.integers(0, 255, size, np.uint8)}
     transform = TrainTransform(11, flip_horizontal=True, flip_vertical=True, quarter_turns=True)
-    warped = transform(maps, Chosen(turns=turns, upside_down=upside_down, flip=flip, offset=(0.7, 0.2)))
+    warped = transform(maps, Fixed(turns=turns, upside_down=upside_down, flip=flip, offset=(0.7, 0.2)))
     for name, outside in (("image", MEAN_COLOUR), ("label", 255)):
         values = np.rot90(maps[name], -turns)  # numpy turns anticlockwise
         values = values[::-1] if upside_down else values
@@ -101,10 +95,8 @@ def test_maps_warped_together_equal_each_warped_by_itself(others):
 
 def test_rotations_flips_and_turns_come_as_often_as_they_should():
     """Of 400 matrices 200 are rotated; of 800 each of the 8 symmetries has 100; bounds are 4 deviations."""
-    rng, transform = (
-        np.random.default_rng(0),
-        TrainTransform(8, flip_horizontal=True, flip_vertical=True, quarter_turns=True),
-    )
+    rng = np.random.default_rng(0)
+    transform = TrainTransform(8, flip_horizontal=True, flip_vertical=True, quarter_turns=True)
     linear = [transform._matrix(8, 8, rng)[:, :2] for _ in range(800)]
     linear = [np.rint(matrix / np.abs(matrix).max()).astype(int) for matrix in linear]
     assert all(62 <= count <= 138 for count in np.unique(linear, axis=0, return_counts=True)[1])
