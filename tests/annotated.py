@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+SIZE = (47, 61)  # height and width of all pictures
 CLASSES = ["cat", "dog", "tree"]
 STROKES = ["aeroplane", "background", "person"]  # classes of strokes, those of VOC
 COLOURS = {"cat": (200, 0, 10), "dog": (0, 220, 30), "tree": (40, 40, 250)}
@@ -28,12 +29,10 @@ class Picture(NamedTuple):
     shapes: list[tuple]
 
 
-def draw_pictures(
-    number: int = 3, size: tuple[int, int] = (47, 61), seed: int = 0, kinds: str = "all"
-) -> list[Picture]:
+def draw_pictures(number: int = 3, seed: int = 0, kinds: str = "polygon mask box circle") -> list[Picture]:
     """Pictures of random shapes that overlap, cross themselves and reach over the image's borders."""
     rng = np.random.default_rng(seed)
-    height, width = size
+    height, width = SIZE
     pictures = []
     for index in range(number):
         shapes = []
@@ -50,9 +49,9 @@ def draw_pictures(
                 box = int(rng.integers(height - 12)), int(rng.integers(width - 12))
                 data = [*box, rng.random((int(rng.integers(2, 12)), int(rng.integers(2, 12)))) < 0.6]
                 data[2].flat[0] = True
-            if kinds == "all" or kind in kinds:
+            if kind in kinds:
                 shapes.append((name, kind, data))
-        pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        pixels = rng.integers(0, 256, (*SIZE, 3), dtype=np.uint8)
         pictures.append(Picture(f"picture_{index}", pixels, shapes))
     return pictures
 
@@ -64,7 +63,7 @@ def draw_strokes(number: int = 3) -> list[Picture]:
     for index in range(number):
         lines = [rng.uniform(-4, (65, 51), (int(rng.integers(2, 7)), 2)).tolist() for _ in range(4)]
         shapes = [(str(rng.choice(STROKES)), "line", line) for line in lines]
-        pictures.append(Picture(f"picture_{index}", rng.integers(0, 256, (47, 61, 3), dtype=np.uint8), shapes))
+        pictures.append(Picture(f"picture_{index}", rng.integers(0, 256, (*SIZE, 3), dtype=np.uint8), shapes))
     return pictures
 
 

@@ -27,7 +27,8 @@ from flags import as_dict, parse_flags
 from support.errors import UserError
 
 REPO = Path(__file__).parent.parent
-FAULTS, FLOAT64 = "tests/train_with_fault.py", "tests/train_float64.py"  # programs, for start()
+FAULTS = "tests/train_with_fault.py"  # a program, for start()
+FLOAT64 = f"{FAULTS} float64 all"
 SHARED_DATA = REPO.parent / "shared" / "data"
 
 # Checkpoints are synced to the disk: for many small runs this takes minutes, in memory none.
@@ -200,7 +201,8 @@ def assert_same_run(folder: Path, expected: Path) -> None:
 
 def start(words: list[str], cwd: Path, program: str = "train.py", **env) -> Started:
     """Start a program of the repository, or with "-m" a module, as a process of its own, as a launcher would."""
-    words = [program if program == "-m" else str(REPO / program), *words]
+    name, *first = program.split()
+    words = [name if name == "-m" else str(REPO / name), *first, *words]
     return python_server().start(words, cwd, os.environ | {name: str(value) for name, value in env.items()})
 
 

@@ -1,6 +1,6 @@
 """Data sets with every fault that the data check knows, and the files that it should name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import cv2
@@ -41,8 +41,8 @@ def save(path: str, pixels: np.ndarray) -> Callable[[Path], Path]:
     return lambda root: put(root / path, pixels)
 
 
-def write(path: str, text: str) -> Callable[[Path], int]:
-    return lambda root: (root / path).write_text(text)
+def write(path: str, text: str, encoding: str = "utf-8") -> Callable[[Path], int]:
+    return lambda root: (root / path).write_text(text, encoding)
 
 
 class Drawn:
@@ -59,15 +59,22 @@ class Drawn:
         self.put("image", name + suffix, picture(name) if image is None else image, **options)
         self.put("mask", name + ".png", label(0, 1, 2) if mask is None else mask)
 
+    def pairs(self, masks: dict[str, np.ndarray | Image.Image | None]) -> None:
+        for name, mask in masks.items():
+            self.pair(name, mask=mask)
+
+    def write_lists(self, **names: Iterable[str]) -> None:
+        """Lists in VOC's layout, for each split the names of its images."""
+        folder = self.root / "ImageSets/Segmentation"
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, lines in names.items():
+            (folder / f"{split}.txt").write_text("\n".join(lines))
+
 
 def scribblesup_like(root: Path) -> Drawn:
     return Drawn(
         root, image="JPEGImages", mask="SegmentationClass", scribble="pascal_2012_scribble", pseudo="bmp_pseudolabel"
     )
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
 
 
 def exif(orientation: int) -> Image.Exif:
@@ -83,8 +90,7 @@ def turned(name: str, orientation: int) -> dict:
 
 def draw_clean(root: Path) -> Path:
     drawn = Drawn(root)
-    for name in ("train/a", "train/b", "train/sub/c d", "val/a"):
-        drawn.pair(name)
+    drawn.pairs(dict.fromkeys(("train/a", "train/b", "train/sub/c d", "val/a")))
     return drawn.root
 
 
@@ -98,7 +104,7 @@ def draw_faulty(root: Path) -> Path:
     drawn.put("image", "train/twice.jpg", picture("twice"))
     for name, kind in (("cut_image", "image"), ("cut_label", "mask")):
         drawn.pair(f"train/{name}")
-        cut(drawn.root / drawn.folders[kind] / f"train/{name}.png")
+        truncate(f"{drawn.folders[kind]}/train/{name}.png")(root)
     drawn.pair("train/deep_label")
     cv2.imwrite(str(drawn.root / "masks/train/deep_label.png"), np.ones((HEIGHT, WIDTH, 3), np.uint16))
     drawn.put("mask", "train/no_label.gif", label(0, 1, 2))
@@ -108,13 +114,11 @@ def draw_faulty(root: Path) -> Path:
     colours = np.array([[0, 0, 0], [128, 0, 0], [1, 2, 3]], np.uint8)[label(0, 1, 2)]
     drawn.pair("train/colour", mask=colours)
     drawn.pair("train/mode", mask=Image.fromarray(label(0, 1)).convert("LA"))
-    drawn.put("image", "train/jpeg.png", picture("jpeg"))
+    for name in ("jpeg", "webp", "tiff", "stack"):
+        drawn.put("image", f"train/{name}.png", picture(name))
     drawn.put("mask", "train/jpeg.jpg", label(0, 1, 2))
-    drawn.put("image", "train/webp.png", picture("webp"))
     drawn.put("mask", "train/webp.webp", label(0, 1, 2), quality=80)
-    drawn.put("image", "train/tiff.png", picture("tiff"))
     drawn.put("mask", "train/tiff.tif", label(0, 1, 2), compression="jpeg")
-    drawn.put("image", "train/stack.png", picture("stack"))
     pages = [Image.fromarray(label(*values)) for values in ((0, 1), (0, 2))]
     drawn.put("mask", "train/stack.tif", pages[0], save_all=True, append_images=pages[1:])
     pages = [Image.fromarray(picture(f"page {number}")) for number in range(2)]
@@ -171,10 +175,7 @@ def draw_faulty_lists(root: Path) -> Path:
         drawn.put("image", f"{name}.jpg", picture(name))
         for kind, values in files.items():
             drawn.put(kind, f"{name}.png", values)
-    lists = drawn.root / "ImageSets/Segmentation"
-    lists.mkdir(parents=True)
-    (lists / "train.txt").write_text("\n".join(["a", "both", "gone", *changed]))
-    (lists / "val.txt").write_text("v\nboth\nv.jpg")
+    drawn.write_lists(train=["a", "both", "gone", *changed], val=["v", "both", "v.jpg"])
     return drawn.root
 
 

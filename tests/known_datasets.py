@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from faulty_data import label, picture, put
+from faulty_data import Drawn, label, picture, put
 from PIL import Image
 
 # Released number: class, from the authors' own tables (helpers/labels.py of cityscapesScripts; the 11 unused things of
@@ -51,22 +51,20 @@ def draw_ade20k(root: Path) -> Path:
     return root
 
 
-def draw_cocostuff(root: Path, images: str = "images", masks: str = "annotations") -> Path:
+def draw_cocostuff(root: Path) -> Path:
     """The 171 numbers that are used and 255, two columns each, in every image."""
     for name in ("train2017/000000000009", "train2017/000000000025", "val2017/000000000139"):
         values = stripes(*COCO, 255)
-        put(root / images / f"{name}.jpg", picture(name, *values.shape))
-        put(root / masks / f"{name}.png", values)
+        put(root / f"images/{name}.jpg", picture(name, *values.shape))
+        put(root / f"annotations/{name}.png", values)
     return root
 
 
-def draw_voc_sbd(root: Path, aug: bool = True) -> Path:
+def draw_voc_sbd(root: Path) -> Path:
     """VOC with 21 classes and 255, three columns each; SBD has one more image, and no 255."""
     own = {"train": ["2007_000032", "2007_000039"], "val": ["2007_000033"]}
-    lists = root / "ImageSets/Segmentation"
-    lists.mkdir(parents=True)
-    for split, names in (own | {"trainval": own["train"] + own["val"]}).items():
-        (lists / f"{split}.txt").write_text("\n".join(names) + "\n")
+    more = {"trainval": own["train"] + own["val"], "trainaug": [*own["train"], "2008_000002"]}
+    Drawn(root).write_lists(**own, **more)
     for name in (*own["train"], *own["val"], "2008_000002"):
         put(root / f"JPEGImages/{name}.jpg", picture(name, HEIGHT, 66))
         (root / "Annotations").mkdir(exist_ok=True)
@@ -74,9 +72,6 @@ def draw_voc_sbd(root: Path, aug: bool = True) -> Path:
         if name != "2008_000002":
             put(root / f"SegmentationClass/{name}.png", with_palette(stripes(*range(21), 255, columns=3)))
             put(root / f"SegmentationObject/{name}.png", with_palette(stripes(*range(22), columns=3)))
-        if aug:
-            values = stripes(*range(21), 0 if name == "2008_000002" else 255, columns=3)
-            put(root / f"SegmentationClassAug/{name}.png", values)
-    if aug:
-        (lists / "trainaug.txt").write_text("\n".join([*own["train"], "2008_000002"]))
+        values = stripes(*range(21), 0 if name == "2008_000002" else 255, columns=3)
+        put(root / f"SegmentationClassAug/{name}.png", values)
     return root

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor
-from torchvision.models.resnet import Bottleneck, ResNet
 
 from support.batch import Batch
 
@@ -16,17 +15,6 @@ KINDS = {
     "deeplabV3p": ("deeplabv3p_cdsp", 374),
     "deeplabV3_lorm": ("deeplabv3p_cdsp_lorm", 379),
 }
-
-
-class NarrowResNet(ResNet):
-    """A ResNet of bottleneck blocks with an eighth of ResNet-50's channels. blocks: of each layer."""
-
-    def __init__(self, blocks: list[int]):
-        super().__init__(Bottleneck, blocks)
-        self.fc = torch.nn.Linear(self.inplanes, 1)
-
-    def _make_layer(self, block, planes, *args, **kwargs):
-        return super()._make_layer(block, planes // 8, *args, **kwargs)
 
 
 def released_state_dict(kind: str, layers: int = 50, num_classes: int = 21) -> dict[str, Tensor]:

@@ -6,18 +6,7 @@ from types import SimpleNamespace
 import chaos
 import pytest
 import torch
-from conftest import (
-    DENSE,
-    FAULTS,
-    assert_same_run,
-    finish,
-    flags,
-    one_line_each,
-    read_metrics,
-    start,
-    start_group,
-    succeed,
-)
+from conftest import FAULTS, assert_same_run, finish, flags, one_line_each, read_metrics, start, start_group, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -150,7 +139,7 @@ def test_scaler_counts_the_steps_that_it_skips(kind):
 
 
 def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_run):
-    folder = demo_run(**DENSE, crop_size=17, amp="fp16", log_interval=2)
+    folder = demo_run(dataset="Dense", crop_size=17, amp="fp16", log_interval=2)
     lines = read_metrics(folder, "train")
     assert [line["step"] for line in lines] == [2, 4]
     for line in lines:
@@ -165,12 +154,11 @@ def test_ordinary_run_logs_its_scale_and_skipped_steps(demo_run):
 
 def test_run_that_only_skips_is_stopped_on_every_rank(demo_flags, tmp_path):
     """Gradients of 1e30 times their size overflow fp16 at any scale; the loss itself, in float32, does not."""
-    values = DENSE | {"crop_size": 17, "amp": "fp16", "l_seg": 1e30}
+    values = {"dataset": "Dense", "crop_size": 17, "amp": "fp16", "l_seg": 1e30}
     words = demo_flags(**values, batchsize=1, epochs=18, name="x", val_epoch_frequency=0)
     results = finish(start_group(2, words, tmp_path))
-    one_line_each(
-        results, f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, up to step {MAX_SKIPPED}, were skipped"
-    )
+    said = f"--amp fp16: gradients overflow; the last {MAX_SKIPPED} steps, up to step {MAX_SKIPPED}, were skipped"
+    one_line_each(results, said)
     assert "the loss scale fell to 0.0625: use --amp bf16 or none" in results[0][2]  # 2 ** (16 - 20)
     assert "to resume" not in results[0][2]  # it would fail again
     lines = read_metrics(tmp_path / "x", "train")

@@ -74,9 +74,9 @@ def test_average_of_weights_forgets_what_the_network_kept(name):
         assert torch.equal(average.module(images)["logits"], model.eval()(images)["logits"])
 
 
-def saved(tmp_path, content, name="net.pth"):
-    torch.save(content, tmp_path / name)
-    return str(tmp_path / name)
+def saved(tmp_path, content) -> str:
+    torch.save(content, tmp_path / "net.pth")
+    return str(tmp_path / "net.pth")
 
 
 def test_weights_from_files_of_timm_and_of_ours(tmp_path):
@@ -90,9 +90,8 @@ def test_weights_from_files_of_timm_and_of_ours(tmp_path):
         assert torch.equal(start.state_dict["backbone.body.conv_stem.weight"], first)
     renamed = {f"_layer{number}": value for number, value in enumerate(content.values())}
     start = read_timm_weights(plain, saved(tmp_path, renamed), checkpoint.read)
-    assert all(
-        torch.equal(value, content[name.removeprefix("backbone.body.")]) for name, value in start.state_dict.items()
-    )
+    for name, value in start.state_dict.items():
+        assert torch.equal(value, content[name.removeprefix("backbone.body.")])
     import safetensors.torch
 
     safetensors.torch.save_file(content, tmp_path / "net.safetensors")
@@ -159,9 +158,8 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
 
 def test_without_timm_the_flag_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(
-        UserError, match=r"--backbone timm:NAME needs packages that are missing .*pip install -e '\S*\[timm\]'$"
-    ):
+    said = r"--backbone timm:NAME needs packages that are missing .*pip install -e '\S*\[timm\]'$"
+    with pytest.raises(UserError, match=said):
         TimmBackbone("a network that no test built before")
 
 

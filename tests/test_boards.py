@@ -123,7 +123,6 @@ def test_missing_wandb_is_named_with_the_command_that_installs_it(monkeypatch, t
         parse_flags(flags(dataset_path="data", wandb=True))
 
 
-FULL = OSError(errno.ENOSPC, "No space left on device")
 PAGE = b'<script type="application/json" id="data">%s</script>'
 
 
@@ -181,7 +180,7 @@ FAILURES = [
 @pytest.mark.parametrize("failures", FAILURES, ids=", ".join)
 def test_failures_beside_training_are_one_warning_each(demo_run, expected, capsys, monkeypatch, failures):
     for owner in failures:
-        monkeypatch.setattr(owner, mock.Mock(side_effect=FULL))
+        monkeypatch.setattr(owner, mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     folder = demo_run(epochs=2, schedule="constant")
     text = capsys.readouterr().out
     for named in failures.values():

@@ -12,9 +12,8 @@ from models.captured import capture_network
 from support.errors import STOPPED
 from training import checkpoint
 
-ACCUMULATED = {"accum_steps": 2, "freeze_backbone": 2, "clip_grad": 1}
 CASES = [
-    (2, ACCUMULATED),
+    (2, {"accum_steps": 2, "freeze_backbone": 2, "clip_grad": 1}),
     (1, {"dataset": "Dense", "model_type": "deeplabv3", "ema": 0.5, "amp": "bf16"}),  # with dropout
     (1, {"fused_blocks": "off", "lorm_scope": "all"}),
 ]

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,16 +23,8 @@ from tools.check.rules import ERRORS, WARNINGS
 from tools.convert.__main__ import main as convert
 
 # Codes with a test of their own
-ELSEWHERE = {"split-missing", "label-binary-255", "label-not-listed", "no-split", "palette-differs", "strokes-dense"}
-ELSEWHERE |= {
-    "mask-colour",
-    "class-alike",
-    "nothing-labelled",
-    "one-class",
-    "label-other-ending",
-    "image-missing-values",
-    "image-of-one-value",
-}
+ELSEWHERE = """split-missing label-binary-255 label-not-listed no-split palette-differs strokes-dense mask-colour
+class-alike nothing-labelled one-class label-other-ending image-missing-values image-of-one-value"""
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +52,10 @@ def report(root: Path, capsys, status: int, *words: str) -> str:
     return capsys.readouterr().out
 
 
-def write_lists(root: Path, **names: str) -> None:
-    """Lists in VOC's layout, of names with one letter."""
-    (root / "ImageSets/Segmentation").mkdir(parents=True, exist_ok=True)
-    for split, letters in names.items():
-        (root / f"ImageSets/Segmentation/{split}.txt").write_text("\n".join(letters))
-
-
 def test_each_fault_is_named_by_its_code_and_file(faulty, tmp_path):
     assert found(faulty) == FAULTY
     assert found(draw_faulty_lists(tmp_path)) == FAULTY_LISTS
-    assert {*ERRORS, *WARNINGS} == {*FAULTY, *FAULTY_LISTS, *ELSEWHERE}
+    assert {*ERRORS, *WARNINGS} == {*FAULTY, *FAULTY_LISTS, *ELSEWHERE.split()}
 
 
 def test_labels_out_of_the_given_range(faulty):
@@ -86,6 +72,11 @@ def palette_of(values: np.ndarray, *colours: list[int]) -> Image.Image:
 
 COLOURS = np.array([[0, 0, 0], [200, 30, 30], [255, 255, 255]], np.uint8)
 GREYS = [[255 - value] * 3 for value in range(256)]
+GREY_RED_GREEN = palette_of(label(0, 1, 2), [90] * 3, [255, 0, 0], [0, 255, 0])
+GREY_GREEN_RED = palette_of(label(0, 1, 2), [90] * 3, [0, 255, 0], [255, 0, 0])
+
+
+ONE_CLASS = {"class-only-in-val": ["class 0"], "one-class": ["train"]}  # warnings
 
 
 @pytest.mark.parametrize(
@@ -95,17 +86,11 @@ GREYS = [[255 - value] * 3 for value in range(256)]
         ({"train/a": label(0, 1, 2)}, {"splits": ["train"]}, {}),
         # A palette, and three equal channels
         ({"train/a": palette_of(label(0, 1, 2), *GREYS), "val/b": np.dstack([label(0, 1, 2)] * 3)}, {}, {}),
-        # One labelled class is a warning
-        (
-            {"train/a": label(1, 255), "val/b": label(0, 1)},
-            {},
-            {"class-only-in-val": ["class 0"], "one-class": ["train"]},
-        ),
+        ({"train/a": label(1, 255), "val/b": label(0, 1)}, {}, ONE_CLASS),
     ],
 )
 def test_small_data_sets(tmp_path, masks, options, findings):
-    for name, mask in masks.items():
-        Drawn(tmp_path).pair(name, mask=mask)
+    Drawn(tmp_path).pairs(masks)
     assert found(tmp_path, **options) == findings
 
 
@@ -127,9 +112,7 @@ def test_small_data_sets(tmp_path, masks, options, findings):
 def test_a_rare_class_that_is_spelt_almost_as_another(tmp_path, names, is_alike, usual):
     """Class 1 is in 3 or 4 images, class 2 in one: 4 times are enough."""
     drawn = Drawn(tmp_path)
-    for number in range(usual):
-        drawn.pair(f"train/{number}", mask=label(0, 1))
-    drawn.pair("val/last", mask=label(0, 2))
+    drawn.pairs({f"train/{number}": label(0, 1) for number in range(usual)} | {"val/last": label(0, 2)})
     (tmp_path / "classes.txt").write_text("\n".join(["background", *names.split()]))
     alike = [f"class {names.split()[1]}"] if is_alike and usual == 4 else []
     assert found(tmp_path).get("class-alike", []) == alike
@@ -137,8 +120,7 @@ def test_a_rare_class_that_is_spelt_almost_as_another(tmp_path, names, is_alike,
 
 def test_plain_folders_with_lists(tmp_path):
     drawn = Drawn(tmp_path)
-    for name in ("a b", "sub/c", "d"):
-        drawn.pair(name)
+    drawn.pairs(dict.fromkeys(("a b", "sub/c", "d")))
     drawn.pair("e", picture("a b"))  # a split may have a picture twice
     (tmp_path / "train.txt").write_text("a b.png\nsub/c\ne\n")
     (tmp_path / "val.txt").write_text("d\nsub/c.png\n")
@@ -147,9 +129,7 @@ def test_plain_folders_with_lists(tmp_path):
 
 
 def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, capsys, monkeypatch):
-    drawn = Drawn(tmp_path)
-    for name in "abv":
-        drawn.pair(name)
+    Drawn(tmp_path).pairs(dict.fromkeys("abv"))
     (tmp_path / "train.txt").write_text("a\nb\n" + "a\na.png\n" * 2 + "x" * 4000)
     (tmp_path / "val.txt").write_text("v\n")
     out = report(tmp_path, capsys, 2)
@@ -157,12 +137,10 @@ def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, ca
     assert max(map(len, out.splitlines())) < 520
     (tmp_path / "train.txt").write_text("a\nb\na\n")
     names, _ = find_split(tmp_path, "Folder", "train", {"label": ""}).pairs
-    counts, choose_flags = [], commands.choose_flags
-    monkeypatch.setattr(
-        commands, "choose_flags", lambda *args, **kw: counts.append(args[3]) or choose_flags(*args, **kw)
-    )
+    choose_flags = mock.Mock(wraps=commands.choose_flags)
+    monkeypatch.setattr(commands, "choose_flags", choose_flags)
     commands.training_lines(check(tmp_path)[0])
-    assert counts == [len(names)] == [3]
+    assert [call.args[3] for call in choose_flags.call_args_list] == [len(names)] == [3]
 
 
 def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsys):
@@ -204,17 +182,11 @@ def test_classes_of_the_data_sets_own_file(clean, tmp_path, capsys):
     assert check(root, numclasses=21, classes="voc")[0].class_file == "voc"
 
 
-def last_command(root, capsys, *words: str) -> list[str]:
-    return shlex.split(report(root, capsys, 0, *words).splitlines()[-1].rsplit(": ", 1)[1])
-
-
 def test_last_line_is_the_whole_training_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     root = tmp_path / "my data"
     drawn = Drawn(root, image="pictures", mask="the labels")
-    for number in range(16):
-        drawn.pair(f"train/{number}")
-    drawn.pair("val/x")
+    drawn.pairs(dict.fromkeys([*(f"train/{number}" for number in range(16)), "val/x"]))
     words = ["--dataset", "Folder", "--image_path", "pictures"]
     words += ["--train_path", "the labels", "--val_path", "the labels"]
     said = report(root, capsys, 0, *words)
@@ -247,8 +219,8 @@ def test_long_lists_are_cut_and_say_so(tmp_path, capsys):
 
 
 def test_splits_that_cannot_be_trained_are_said_so(clean, capsys):
-    command = last_command(clean, capsys, "--splits", "val", "--train_path", "masks")
-    assert command[-5:] == [str(clean), "--dataset", "Folder", "--train_path", "masks"]
+    said = report(clean, capsys, 0, "--splits", "val", "--train_path", "masks")
+    assert shlex.split(said.splitlines()[-1])[-5:] == [str(clean), "--dataset", "Folder", "--train_path", "masks"]
 
 
 def test_what_is_no_data_set_is_said_so(tmp_path):
@@ -291,8 +263,8 @@ def test_numbers_of_the_summary(clean):
 
 def test_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     drawn = Drawn(tmp_path)
-    for name, values in {"train/a": (0, 1), "train/b": (0, 255), "train/c": (0,), "val/d": (0, 1)}.items():
-        drawn.pair(name, mask=label(*values))
+    both = label(0, 1)
+    drawn.pairs({"train/a": both, "train/b": label(0, 255), "train/c": label(0), "val/d": both})
     said = report(tmp_path, capsys, 2)
     # Half of 64 columns are 255 in one of four masks.
     assert "label-binary-255 (1)" in said
@@ -311,9 +283,7 @@ def test_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
 
 
 def test_objects_of_255_without_splits_are_read_as_train_py_will(tmp_path, capsys):
-    drawn = Drawn(tmp_path)
-    for name in "abcd":
-        drawn.pair(name, mask=label(0, 255))
+    Drawn(tmp_path).pairs(dict.fromkeys("abcd", label(0, 255)))
     said = report(tmp_path, capsys, 2)
     assert "label-binary-255" not in said
     assert "no-split (1)" in said
@@ -330,17 +300,24 @@ def test_real_dense_data_is_clean(camvid):
 def test_class_numbers_whose_colours_differ_between_palettes_are_an_error(tmp_path, capsys):
     """In VOC's layout; the printed command reads the colours."""
     drawn = Drawn(tmp_path / "data", image="JPEGImages", mask="SegmentationClass")
-    grey, red, green = ([90] * 3, [255, 0, 0], [0, 255, 0])
-    for name, colours in {"a": [grey, red, green], "b": [grey, green, red]}.items():
-        drawn.pair(name, mask=palette_of(label(0, 1, 2), *colours))
-    write_lists(drawn.root, train="a", val="b")
+    drawn.pairs({"a": GREY_RED_GREEN, "b": GREY_GREEN_RED})
+    drawn.write_lists(train="a", val="b")
     text = report(drawn.root, capsys, 2)
+    assert "palette-differs (1)" in text
     assert "SegmentationClass/b.png: 1 is #00ff00, but #ff0000 in SegmentationClass/a.png" in text
     assert convert([*shlex.split(text.splitlines()[-1])[5:], "--workers", "0"]) == 0
     files = tmp_path.rglob("data_masks/masks/**/*.png")
     masks = {path.stem: np.array(Image.open(path))[0, ::22].tolist() for path in files}
     assert masks == {"a": [1, 2, 0], "b": [1, 0, 2]}  # the classes are the colours in order: green, grey, red
     assert commands.new_folder(drawn.root).name == "data_masks2"  # the first name is taken now
+    # Beside class numbers they cannot be converted.
+    drawn.pair("c", mask=label(0, 1, 2))
+    drawn.write_lists(train="ac", val="b")
+    said = report(drawn.root, capsys, 2)
+    found = "b.png: 1 is #00ff00, but #ff0000 in SegmentationClass/a.png; class numbers in SegmentationClass/c.png"
+    assert f"SegmentationClass/{found}" in said
+    assert "mask-mixed (1)" in said
+    assert "to fix: " not in said
 
 
 RED, WHITE = COLOURS[label(0, 1)], COLOURS[label(0, 2)]
@@ -368,27 +345,14 @@ def channels(values: np.ndarray, *more: np.ndarray) -> np.ndarray:
 def test_colours_among_class_numbers_are_not_converted(tmp_path, capsys, folders, masks, code):
     """The command would read the numbers as colours, such as #010101."""
     drawn = Drawn(tmp_path, **folders)
-    for name, mask in zip("abcd", masks, strict=False):
-        drawn.pair(name, mask=mask)
+    *names, last = "abcd"[: len(masks)]
+    drawn.pairs(dict(zip([*names, last], masks, strict=True)))
     if folders:
-        write_lists(tmp_path, train="abcd"[: len(masks) - 1], val="abcd"[len(masks) - 1 : len(masks)])
+        drawn.write_lists(train=names, val=last)
     said = report(tmp_path, capsys, 2)
     assert f"error   {code} (" in said
     assert ("to fix: " in said) == (code == "mask-colour")
     assert ("; class numbers in " in said) == (code == "mask-mixed")
-
-
-def test_palettes_that_differ_beside_class_numbers_are_not_converted(tmp_path, capsys):
-    drawn = Drawn(tmp_path)
-    grey, red, green = ([90] * 3, [255, 0, 0], [0, 255, 0])
-    for name, colours in {"train/a": [grey, red, green], "val/b": [grey, green, red]}.items():
-        drawn.pair(name, mask=palette_of(label(0, 1, 2), *colours))
-    assert "palette-differs (1)" in report(tmp_path, capsys, 2)
-    drawn.pair("train/c", mask=label(0, 1, 2))
-    said = report(tmp_path, capsys, 2)
-    assert "val/b.png: 1 is #00ff00, but #ff0000 in masks/train/a.png; class numbers in masks/train/c.png" in said
-    assert "mask-mixed (1)" in said
-    assert "to fix: " not in said
 
 
 def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys):
@@ -405,7 +369,7 @@ def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys)
             put(tmp_path / f"JPEGImages/{name}.jpg", rng.integers(0, 255, (40, 40, 3), dtype=np.uint8))
             if split == "val":
                 put(tmp_path / f"SegmentationClass/{name}.png", mask)
-    write_lists(tmp_path, **names)
+    Drawn(tmp_path).write_lists(**names)
     for name, counts in {"a": (10, 10, 0), "b": (10, 10, 0), "c": (0, 10, 10)}.items():
         stroke = np.full((40, 40), 255, np.uint8)
         for value, count in enumerate(counts):
@@ -414,9 +378,8 @@ def test_strokes_of_other_shares_and_skipped_classes_are_named(tmp_path, capsys)
     said = report(tmp_path, capsys, 0, "--dataset", "ScribbleOnly")
     assert "  share of the strokes / share of the pixels in val: class 1 2.0: for information" in said
     assert f"tools.scribbles.pipeline {tmp_path} log/scribbles --numclasses 3" in said.splitlines()[-1]
-    assert (
-        "  images with a stroke in train / images that show it in val: class 2 33% / 100%: draw more of these" in said
-    )
+    shares = "images with a stroke in train / images that show it in val: class 2 33% / 100%"
+    assert f"  {shares}: draw more of these" in said
     words = ["--dataset", "ScribbleOnly", "--train_path", "SegmentationClass", "--train_split", "val"]
     said = report(tmp_path, capsys, 1, *words)
     assert "share of the strokes" not in said  # the same labels
@@ -428,10 +391,11 @@ def test_strokes_that_are_empty_missing_or_in_colours(tmp_path, capsys):
     files = {"JPEGImages/a.jpg": None, "JPEGImages/v.jpg": None, "pascal_2012_scribble/a.png": stroke}
     for name, values in (files | {"SegmentationClass/v.png": np.eye(40, dtype=np.uint8)}).items():
         put(tmp_path / "data" / name, values)
-    write_lists(tmp_path / "data", val="v")
+    drawn = Drawn(tmp_path / "data")
+    drawn.write_lists(val="v")
     words = [tmp_path / "data", capsys, 2, "--dataset", "ScribbleOnly"]
     assert "train.txt: no such list" in report(*words)
-    write_lists(tmp_path / "data", train="a")
+    drawn.write_lists(train="a")
     said = report(*words)
     assert "nothing-labelled (1)" in said
     assert "to train:" not in said
@@ -469,8 +433,7 @@ def test_labels_of_other_endings_are_named_if_only_some_images_have_them(tmp_pat
 
 def test_colours_under_alpha_0_are_black_as_in_the_converter(tmp_path, capsys):
     rgba = np.dstack([np.full((48, 64, 3), (200, 30, 30)), label(0, 255)]).astype(np.uint8)
-    for name, mask in {"train/a": rgba, "train/b": rgba[..., :3], "val/c": rgba}.items():
-        Drawn(tmp_path / "in").pair(name, mask=mask)
+    Drawn(tmp_path / "in").pairs({"train/a": rgba, "train/b": rgba[..., :3], "val/c": rgba})
     said = report(tmp_path / "in", capsys, 2)
     assert "  2 mask(s) have painted colours under alpha 0: read as unlabelled" in said
     assert "train/a.png: 2 colour(s): #000000" in said  # half of the columns each

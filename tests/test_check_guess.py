@@ -27,6 +27,7 @@ def last_words(root: Path, capsys, status: int, *flags: str, mark: str) -> list[
     return words[3:] if words[1] == "-m" else words[2:]
 
 
+SATELLITE = "--train_split training --val_split validation --image_suffix _sat --label_suffix _gt"
 HERE = "--image_path . --train_path . --val_path ."
 MM = "--image_path img_dir --train_path ann_dir --val_path ann_dir"
 KAGGLE = "--image_path . --train_path ../train_labels --val_path ../val_labels"
@@ -38,12 +39,7 @@ KAGGLE = "--image_path . --train_path ../train_labels --val_path ../val_labels"
         ("S/images/N.jpg", "S/masks/N.png", "train valid", "--val_split valid"),
         ("images/S/N.png", "labels/S/N.png", "train val", ""),
         ("S/N.jpg", "S/N_mask.png", "train valid", f"{HERE} --val_split valid --label_suffix _mask"),
-        (
-            "images/S/N_sat.jpg",
-            "annotations/S/N_gt.png",
-            "training validation",
-            "--train_split training --val_split validation --image_suffix _sat --label_suffix _gt",
-        ),
+        ("images/S/N_sat.jpg", "annotations/S/N_gt.png", "training validation", SATELLITE),
         ("images/S/N.jpg", "masks/S/N_L.png", "train val", "--label_suffix _L"),
         ("images/S/N.jpg", "mask/S/N.png", "train val", "--image_path images --train_path mask --val_path mask"),
         ("image/S/N.jpg", "label/S/N.png", "train val", "--image_path image --train_path label --val_path label"),
@@ -128,9 +124,8 @@ def test_pipes_among_labels_are_named_and_boxes_of_voc_are_no_masks(tmp_path):
         check(tmp_path)
     put(tmp_path / "voc/JPEGImages/a.jpg", picture("a"))
     (tmp_path / "voc/Annotations").mkdir()
-    (tmp_path / "voc/Annotations/a.xml").write_text(
-        "<annotation><object><bndbox><xmin>1</xmin></bndbox></object></annotation>"
-    )
+    box = "<annotation><object><bndbox><xmin>1</xmin></bndbox></object></annotation>"
+    (tmp_path / "voc/Annotations/a.xml").write_text(box)
     with pytest.raises(UserError, match=r"Annotations/a\.xml: PASCAL VOC's XML files hold boxes, which are no masks"):
         check(tmp_path / "voc")
 

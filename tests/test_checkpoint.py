@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import REPO, read_metrics
+from conftest import REPO, read_metrics, refused
 from torch import nn
 
 import train
@@ -61,9 +61,8 @@ def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, cap
     whole = last.read_bytes()
     path, intact = checkpoint.read_newest(tmp_path)
     assert (path, intact.step) == (last, 3)
-    assert torch.equal(
-        torch.load(last, weights_only=True)["model"]["numbers"], intact.model["numbers"]
-    )  # torch reads it, too
+    theirs = torch.load(last, weights_only=True)  # torch reads it, too
+    assert torch.equal(theirs["model"]["numbers"], intact.model["numbers"])
     cases = list(damage(whole))
     assert len(cases) >= number
     for data in cases:
@@ -73,6 +72,10 @@ def test_damaged_file_is_refused_and_the_newest_intact_one_is_used(tmp_path, cap
         assert caplog.messages[-1] == f"{last}: damaged; using {newest} instead"
         with pytest.raises(UserError, match=r"last\.pt: (not an intact checkpoint|truncated|damaged)"):
             checkpoint.read_run(last)
+    for file in tmp_path.iterdir():
+        file.write_bytes(data)
+    with refused(f"{tmp_path}: all checkpoints are damaged (last.pt, step_00000002.pt, epoch_0001.pt): delete them"):
+        checkpoint.read_newest(tmp_path)
 
 
 def test_old_and_quantised_files_print_nothing(tmp_path, recwarn):
@@ -109,15 +112,6 @@ def test_code_in_a_file_is_not_run(demo_run, tmp_path, monkeypatch, is_whole):
     assert not (tmp_path / "was_here").exists()
 
 
-def test_run_with_damaged_checkpoints_only_is_not_begun_anew(tmp_path):
-    (tmp_path / "x").mkdir()
-    put(tmp_path / "x" / "last.pt", 3)
-    data = (tmp_path / "x" / "last.pt").read_bytes()
-    (tmp_path / "x" / "last.pt").write_bytes(data[:-5])
-    with pytest.raises(UserError, match=r"x: all checkpoints are damaged \(last\.pt\): delete them"):
-        checkpoint.read_newest(tmp_path / "x")
-
-
 def test_write_goes_on_in_the_background_from_a_copy(tmp_path, monkeypatch):
     """The caller may change its tensors while the file is being written."""
     may_write, write = threading.Event(), checkpoint.write
@@ -148,16 +142,12 @@ def test_any_error_of_the_writing_thread_is_raised_at_the_next_call(tmp_path, mo
 def test_flags_of_saving_reach_the_folder(demo_run):
     folder = demo_run(epochs=3, save_step_frequency=2, save_epoch_frequency=1, keep=2, val_epoch_frequency=3)
     # 4 steps an epoch
-    assert sorted(file.name for file in folder.glob("*_*.pt")) == [
-        "epoch_0002.pt",
-        "epoch_0003.pt",
-        "step_00000010.pt",
-        "step_00000012.pt",
-    ]
+    steps = ["step_00000010.pt", "step_00000012.pt"]
+    assert sorted(file.name for file in folder.glob("*_*.pt")) == ["epoch_0002.pt", "epoch_0003.pt", *steps]
     middle = vars(checkpoint.read_run(folder / "step_00000010.pt"))
     shutil.copy(folder / "step_00000010.pt", folder / "step_00000008.pt")  # as a process killed at step 12 leaves it
     demo_run(epochs=3, save_step_frequency=2, keep=2, resume=folder / "last.pt")
-    assert sorted(file.name for file in folder.glob("step_*.pt")) == ["step_00000010.pt", "step_00000012.pt"]
+    assert sorted(file.name for file in folder.glob("step_*.pt")) == steps
     assert (middle["epoch"], middle["samples"], middle["step"]) == (2, 4, 10)
     # --keep -1 is the default, and 0 keeps all.
     kept = [tuple(Config(keep=keep).kept_files.values()) for keep in (-1, 0, 2)]
@@ -183,10 +173,8 @@ def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(demo_run):
     assert b"save_step_frequency: 3" in old.pop("config.yaml.old")  # the flags differ, too
     assert old == {f"{name}.old": before[name] for name in set(before) - {"step_00000003.pt"}}
     assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 9))
-    assert (
-        "checkpoints after step 3, or truncated, were renamed to *.old: best.pt, last.pt, step_00000006.pt"
-        in (folder / "train.log").read_text()
-    )
+    said = "checkpoints after step 3, or truncated, were renamed to *.old: best.pt, last.pt, step_00000006.pt"
+    assert said in (folder / "train.log").read_text()
 
 
 def test_a_resumed_run_says_what_its_larger_batch_leaves_out(demo_run):
@@ -220,9 +208,8 @@ def test_folder_of_a_running_process_is_refused(demo_run, demo_flags):
         "import sys; from pathlib import Path; from training.record import folder as run_folder; "
         f"log = run_folder.open_log(Path({str(folder)!r})); print('held', flush=True); sys.stdin.read()"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", holder], cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", holder], cwd=REPO, **streams)
     assert process.stdout.readline() == "held\n"
     words = demo_flags(name="x", resume="auto", epochs=2)
     with pytest.raises(UserError, match="another process writes to this run"):

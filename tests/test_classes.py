@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import ALONE, flags, read_metrics, run_train, score
+from conftest import ALONE, flags, read_metrics, refused, run_train, score
 from faulty_data import picture, put
 from known_datasets import CITYSCAPES, COCO
 from PIL import Image
@@ -28,13 +28,14 @@ KNOWN = {
 }
 
 
-def test_presets_of_classes():
+def test_presets_of_classes_and_without_a_file_the_numbers():
     assert sorted(path.stem for path in (PRESETS / "classes").glob("*.txt")) == sorted(KNOWN)
     for preset, (number, label, name, colour) in KNOWN.items():
         classes = read_classes(preset, number)
         assert len(classes.names) == number
         assert classes.names[label] == name
         assert tuple(classes.colours[label]) == colour
+    assert read_classes("", 3).names == ["0", "1", "2"]
 
 
 def test_file_with_colours_for_some(tmp_path):
@@ -61,10 +62,6 @@ def test_class_numbers_before_all_names(tmp_path, text, names):
     classes = read_classes(str(file), 3)
     assert classes.names == names
     assert "#" not in text or classes.colours[1].tolist() == [255, 0, 0]
-
-
-def test_without_a_file_the_numbers():
-    assert read_classes("", 3).names == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +104,8 @@ def test_presets_of_label_maps():
 
 def test_lines_of_a_file(tmp_path):
     file = tmp_path / "map.txt"
-    file.write_text(
-        "\ufeff# numbers of the camera\n7 0\n10-12 1-3  # three classes\n20-29 4\n300 5\n\n* 255\n", encoding="utf-8"
-    )
+    text = "\ufeff# numbers of the camera\n7 0\n10-12 1-3  # three classes\n20-29 4\n300 5\n\n* 255\n"
+    file.write_text(text, encoding="utf-8")
     found = read_label_map(str(file))
     values = np.array([[7, 10, 11, 12, 20, 29, 300, 0, 65535, 255]], np.uint16)
     assert found.look_up(values).tolist() == [[0, 1, 2, 3, 4, 4, 5, 255, 255, 255]]
@@ -159,9 +155,7 @@ def test_label_files_of_every_mode(tmp_path, mode, dtype):
 
 def test_a_value_that_the_map_lacks_is_named(tmp_path):
     put(tmp_path / "a.png", np.array([[0, 34, 34]], np.uint8))
-    with pytest.raises(
-        UserError, match=r"a\.png: label 34 in 2 pixel\(s\) is not in --label_map cityscapes: use a FILE"
-    ):
+    with refused("a.png: label 34 in 2 pixel(s) is not in --label_map cityscapes: use a FILE"):
         read_label(tmp_path / "a.png", 255, read_label_map("cityscapes"))
     put(tmp_path / "b.tif", np.array([[70000, 1, 0]], np.int32))
     with pytest.raises(UserError, match="label 70000 in 1") as error:

@@ -135,13 +135,10 @@ def test_flags_are_checked_again_after_the_recipe():
 
 
 def test_both_of_two_flags_that_replace_each_other():
-    for words in (
-        "--batchsize 4 --total_batchsize 8",
-        "--warmup_epochs 1 --warmup_steps 8",
-        "--epochs 4 --max_steps 8",
-    ):
-        replaced, _, name, _ = words.split()
-        assert parse_flags([*DATA, *words.split()]).notes == [f"{replaced} is not used: {name} 8 replaces it"]
+    for pair in ("batchsize total_batchsize", "warmup_epochs warmup_steps", "epochs max_steps"):
+        replaced, name = (f"--{flag}" for flag in pair.split())
+        notes = parse_flags([*DATA, replaced, "4", name, "8"]).notes
+        assert notes == [f"{replaced} is not used: {name} 8 replaces it"]
 
 
 ALIASES_OF_ALIASES = "a: &a [x, x, x, x]\n" + "".join(
@@ -245,6 +242,12 @@ def test_flags_with_values_that_begin_with_a_dash_survive_the_command_line():
     assert parse_flags([*DATA, "--value_range", "-1e-05", "-.5e-7"]).value_range == (-1e-05, -5e-08)
 
 
+def test_numbers_with_commas_between_them_and_large_ones():
+    cfg = parse_flags([*DATA, "--bands", "4,3,2", "--value_range", "0,1.5", "--seed", str(2**60 + 1)])
+    assert (cfg.bands, cfg.value_range) == ((4, 3, 2), (0, 1.5))
+    assert cfg.seed == 2**60 + 1  # no float64 is equal to it
+
+
 def test_dashes_equal_underscores_and_switches_have_a_no():
     cfg = parse_flags([*DATA, "--grad-checkpointing", "--local-rank", "1", "--no-distributed"])
     assert (cfg.grad_checkpointing, cfg.local_rank, cfg.distributed, cfg.notes) == (True, 1, False, [])
@@ -284,10 +287,6 @@ def test_a_missing_file_to_resume_does_not_start_the_demo(resume, names_the_demo
     monkeypatch.chdir(tmp_path)
     notes = parse_flags(["--resume", resume]).notes
     assert any("training on the demo" in note for note in notes) == names_the_demo
-
-
-def test_large_integers_are_exact():
-    assert parse_flags([*DATA, "--seed", str(2**60 + 1)]).seed == 2**60 + 1  # no float64 is equal to it
 
 
 def test_every_config_file_parses():

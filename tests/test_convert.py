@@ -124,10 +124,9 @@ def test_masks_equal_those_of_an_independent_rasteriser(tmp_path, kind, capsys):
 def test_edges_by_hand(tmp_path):
     """A centre on a left or top edge is inside, on a right or bottom edge outside."""
     corners = [[1.5, 0.5], [4.5, 0.5], [4.5, 2.5], [1.5, 2.5]]  # centres of columns 1 and 4, of rows 0 and 2
-    pictures = [
-        Picture("a", np.zeros((4, 6, 3), np.uint8), [("cat", "polygon", corners), ("dog", "box", [0, 3, 2, 4])])
-    ]  # the box begins in the last row and ends with it
-    convert("labelme", annotated.write_labelme(tmp_path / "in", pictures), tmp_path / "out")
+    shapes = [("cat", "polygon", corners), ("dog", "box", [0, 3, 2, 4])]  # the box is in the last row
+    annotated.write_labelme(tmp_path / "in", [Picture("a", np.zeros((4, 6, 3), np.uint8), shapes)])
+    convert("labelme", tmp_path / "in", tmp_path / "out")
     assert mask_of(tmp_path / "out", "a").tolist() == [
         [0, 1, 1, 1, 0, 0],
         [0, 1, 1, 1, 0, 0],
@@ -202,9 +201,8 @@ def test_rle_of_pycocotools_and_label_studio(tmp_path, number):
         content["annotations"][0]["segmentation"]["counts"] = recorded["coco"]
     assert convert("coco", source, tmp_path / "out") == 0
     assert (mask_of(tmp_path / "out", "a") == mask).all()
-    studio = annotated.write_labelstudio(
-        tmp_path / "studio", [Picture("a", blank, [("cat", "brush", list(bytes.fromhex(recorded["brush"])))])]
-    )
+    brush = ("cat", "brush", list(bytes.fromhex(recorded["brush"])))
+    studio = annotated.write_labelstudio(tmp_path / "studio", [Picture("a", blank, [brush])])
     assert convert("labelstudio", studio, tmp_path / "two") == 0
     assert (mask_of(tmp_path / "two", "a") == mask).all()
 
@@ -367,9 +365,8 @@ def test_images_without_a_label_or_a_shape_are_counted_alike(tmp_path, kind, cap
 def test_label_studio_says_which_annotations_are_not_drawn(tmp_path, capsys):
     square = [("cat", "polygon", [[1, 1], [8, 1], [8, 8], [1, 8]])]
     names = ["good", "two", "cancelled", "predicted", "draft", "none", "turned"]
-    source = annotated.write_labelstudio(
-        tmp_path / "in", [Picture(name, np.zeros((10, 10, 3), np.uint8), square) for name in names]
-    )
+    pictures = [Picture(name, np.zeros((10, 10, 3), np.uint8), square) for name in names]
+    source = annotated.write_labelstudio(tmp_path / "in", pictures)
     with edited(source / "export.json") as tasks:
         tasks[1]["annotations"] *= 2
         tasks[2]["annotations"][0]["was_cancelled"] = True

@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import re
 import struct
 import zlib
 
 import cv2
 import numpy as np
 import pytest
+from conftest import refused
 from faulty_data import exif
 from PIL import Image, TiffImagePlugin
 
@@ -33,15 +33,15 @@ def folders(tmp_path):
     return {"image": tmp_path / "image", "label": tmp_path / "label"}
 
 
-def dataset(folders, *names: str) -> EvalSet:
-    return EvalSet(Split(folders, list(names or "a")), 3)
+def read_first(folders) -> None:
+    EvalSet(Split(folders, ["a"]), 3)[0]
 
 
-def test_palette_png_is_read_as_indices(tmp_path):
-    indices = np.array([[0, 1], [7, 255]], np.uint8)
-    image = Image.fromarray(indices, mode="P")
-    image.putpalette([value for index in range(256) for value in (index // 2, 255 - index, 17)])
-    assert read_label(save(tmp_path / "p.png", image), 8).tolist() == indices.tolist()
+def read_mask(path) -> np.ndarray:
+    return read_label(path, 3)
+
+
+READERS = (read_image, read_header, read_mask, read_distance)
 
 
 def test_label_out_of_range_is_named(tmp_path):
@@ -91,8 +91,6 @@ def write_bmp(path, indices: np.ndarray, palette: list, bits: int, *, rle: bool 
 
 GREYS = [(value,) * 3 for value in range(256)]
 BLACK_WHITE, COLOURS = [(0, 0, 0), (255, 255, 255)], [(0, 0, 0), (200, 0, 9)]
-
-
 PALETTES = [
     *[(bits, palette) for bits in (1, 4, 8) for palette in (BLACK_WHITE, COLOURS)],
     *[(bits, GREYS[:number]) for bits in (4, 8) for number in (1, 5, 15, 16)],
@@ -157,8 +155,8 @@ def test_labels_of_codecs_that_change_values_are_refused_whatever_the_suffix(tmp
 def test_labels_of_several_frames_are_refused_but_not_their_overviews(tmp_path, suffix):
     first, *others = [Image.fromarray(np.full((8, 9), value, np.uint8)) for value in (0, 1, 2)]
     path = save(tmp_path / f"a.{suffix}", first, append_images=others, save_all=True, lossless=True)
-    for read in (lambda path: read_label(path, 3), read_distance):
-        with pytest.raises(UserError, match=rf"a\.{suffix}: has 3 frames"):
+    for read in (read_mask, read_distance):
+        with refused(f"a.{suffix}: has 3 frames"):
             read(path)
     assert read_header(path).frames == 3
     assert read_image(path).max() == 0  # the first
@@ -168,7 +166,7 @@ def test_labels_of_several_frames_are_refused_but_not_their_overviews(tmp_path, 
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
-@pytest.mark.parametrize("read", [read_image, read_header, lambda path: read_label(path, 3), read_distance, read_list])
+@pytest.mark.parametrize("read", [*READERS, read_list])
 def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, make, read):
     make(tmp_path / "a.png")
     with pytest.raises(UserError, match=r"a\.png: .*not a regular file"):
@@ -176,7 +174,7 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, make, rea
 
 
 @pytest.mark.parametrize("target", ["nowhere.png", "a.png"])
-@pytest.mark.parametrize("read", [read_image, read_header, lambda path: read_label(path, 3), read_distance])
+@pytest.mark.parametrize("read", READERS)
 def test_links_that_lead_to_no_file_are_named(tmp_path, target, read):
     (tmp_path / "a.png").symlink_to(target)
     with pytest.raises(UserError, match=r"a\.png: a link to a missing file, or to itself: remove it, or restore"):
@@ -189,7 +187,7 @@ def test_only_documented_formats_are_opened(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     for kind in ("EPS", "PCX", "PPM", "ICO", "JPEG2000"):
         save(path, Image.new("RGB", (16, 16)), format=kind)
-        for read in (read_image, read_header, lambda path: read_label(path, 3), read_distance):
+        for read in READERS:
             with pytest.raises(UserError, match=r"a\.png: not a whole, readable image .cannot identify"):
                 read(path)
 
@@ -213,7 +211,7 @@ def test_colour_masks_are_refused_whichever_channel_differs(tmp_path, channel):
 def test_labels_of_one_channel_that_are_refused_are_not_taken_for_colours(tmp_path, values, said):
     path = tmp_path / "a.tif"
     save(path, values) if isinstance(values, Image.Image) else write_tiff(path, values, {262: 1})
-    with pytest.raises(UserError, match=re.escape(f"a.tif: {said}")):
+    with refused(f"a.tif: {said}"):
         read_label(path, 3)
 
 
@@ -270,22 +268,20 @@ def test_channels_beside_a_tiff_files_colours_are_no_reason_to_refuse_it(tmp_pat
     np.testing.assert_array_equal(read_image(write_tiff(tmp_path / "a.tif", values)), values[..., :3])
 
 
-# Cut in the header, and in the middle of the pixels, which OpenCV 4 fills with grey.
-@pytest.mark.parametrize(
-    ("kind", "kept"), [("image", slice(10)), ("image", slice(-30)), ("label", slice(-25)), ("image", slice(0))]
-)
-def test_truncated_files_are_named(folders, kind, kept):
+# Cut in the header, and in the middle of the pixels, which OpenCV 4 fills with grey; 0: not an image.
+@pytest.mark.parametrize(("kind", "end"), [("image", 10), ("image", -30), ("label", -25), ("image", 0)])
+def test_truncated_files_are_named(folders, kind, end):
     (path,) = folders[kind].iterdir()
-    path.write_bytes(path.read_bytes()[kept] or b"no image")
+    path.write_bytes(path.read_bytes()[:end] or b"no image")
     with pytest.raises(UserError, match=rf"{path.name}: not a whole, readable image"):
-        dataset(folders)[0]
+        read_first(folders)
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (6, 4)])
 def test_mask_of_another_height_or_width_is_named(folders, shape):
     save(folders["label"] / "a.png", np.zeros(shape))
     with pytest.raises(UserError, match=rf"a\.png: {shape[1]}x{shape[0]} pixels, but its image .*a\.jpg has 6x4"):
-        dataset(folders)[0]
+        read_first(folders)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P", "1"])
@@ -309,21 +305,17 @@ def test_lists(tmp_path):
     path.write_bytes(b"\xef\xbb\xbfa\r\nb \r\n")  # as Windows editors write it
     assert read_list(path) == ["a", "b"]
     path.write_text("\n")
-    with pytest.raises(UserError, match="the list is empty"):
-        read_list(path)
-    with pytest.raises(UserError, match=r"val\.txt: the list cannot be read"):
-        read_list(tmp_path / "val.txt")
+    for file, said in ((path, "the list is empty"), (tmp_path / "val.txt", "val.txt: the list cannot be read")):
+        with refused(said):
+            read_list(file)
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-XMP = (
-    b"XML:com.adobe.xmp\0\0\0\0\0<x:xmpmeta><rdf:Description tiff:Orientation='1' tiff:Orientation=\"6\"/></x:xmpmeta>"
-)
-
-
+XMP = b"XML:com.adobe.xmp\0\0\0\0\0<x:xmpmeta>"
+XMP += b"<rdf:Description tiff:Orientation='1' tiff:Orientation=\"6\"/></x:xmpmeta>"
 RAW = b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 40\n" + exif(6).tobytes().hex().encode())
 
 
@@ -332,9 +324,7 @@ RAW = b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 40\n" + exif(6).to
     ("kind", "content", "turned"),
     [(b"eXIf", exif(6).tobytes()[6:], True), (b"zTXt", RAW, True), (b"iTXt", XMP, True), (b"tEXt", b"a\0eXIf", False)],
 )
-def test_size_of_a_png_is_read_without_its_pixels_wherever_exif_is(
-    tmp_path, monkeypatch, kind, content, turned, behind
-):
+def test_size_of_a_png_needs_no_pixels_wherever_exif_is(tmp_path, monkeypatch, kind, content, turned, behind):
     """A PNG of 30x20 pixels with a chunk in front of its pixels or behind them; orientation 6 is a quarter turn."""
     path = save(tmp_path / "a.png", Image.new("RGB", (30, 20)))
     data = path.read_bytes()

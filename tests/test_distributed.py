@@ -3,25 +3,16 @@
 import re
 import shutil
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    FAULTS,
-    FLOAT64,
-    finish,
-    flags,
-    free_port,
-    one_line_each,
-    read_metrics,
-    refused,
-    start,
-    start_group,
-    succeed,
-)
+from chaos import free_port
+from conftest import FAULTS, FLOAT64, finish, flags, one_line_each, read_metrics, refused, start, start_group, succeed
 from PIL import Image
 
+import train
 from distributed.process_group import process_group
 from flags.loss_weights import LOSSES
 from support.errors import UserError
@@ -45,15 +36,14 @@ ALL_LABEL_LOSSES["loss"] = "+".join(LOSSES)
 SCORES = ("pixels", "miou", "pixel_acc", "mean_acc", "iou")
 
 
-def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], dict, dict]]:
+def train_three_ways(tmp_path: Path, **values) -> dict[str, tuple[list[dict], dict, dict]]:
     """{how a global batch of 4 is split: the metrics of all steps, the last weights, their average}, in float64."""
-    words = [*words, "--freeze_bn", "--lr_scaling", "none", "--label_smooth", "0.1", "--ema", "0.9"]
-    words.append("--report_training_batch_acc")
-    program = FLOAT64
+    values |= {"logdir": tmp_path, "freeze_bn": True, "lr_scaling": "none", "label_smooth": 0.1, "ema": 0.9}
+    words = [*flags(**values | {"batchsize": None}), "--report_training_batch_acc"]
     processes = [
-        start([*words, "--batchsize", "4", "--name", "one"], tmp_path, program),
-        *start_group(2, [*words, "--batchsize", "2", "--name", "two"], tmp_path, program),
-        start([*words, "--batchsize", "2", "--accum_steps", "2", "--name", "accum"], tmp_path, program),
+        start([*words, "--batchsize", "4", "--name", "one"], tmp_path, FLOAT64),
+        *start_group(2, [*words, "--batchsize", "2", "--name", "two"], tmp_path, FLOAT64),
+        start([*words, "--batchsize", "2", "--accum_steps", "2", "--name", "accum"], tmp_path, FLOAT64),
     ]
     succeed(processes, timeout=300)
     runs = {}
@@ -66,10 +56,7 @@ def train_three_ways(words: list[str], tmp_path) -> dict[str, tuple[list[dict], 
 @pytest.mark.parametrize("losses", [{"l_lorm": 0.01, "l_crf": 0.1}, ALL_LABEL_LOSSES], ids=["scribbles", "dense"])
 def test_same_losses_and_weights_at_any_split_of_the_global_batch(uneven_labels, tmp_path, losses):
     """Promise 1, 10 steps of global batch 4, in float64 with frozen batch norm."""
-    words = flags(
-        dataset_path=uneven_labels, logdir=tmp_path, epochs=5, batchsize=None, val_epoch_frequency=5, **losses
-    )
-    runs = train_three_ways(words, tmp_path)
+    runs = train_three_ways(tmp_path, dataset_path=uneven_labels, epochs=5, val_epoch_frequency=5, **losses)
     lines, weights, average = runs["one"]
     assert (len(lines), len(lines[0]["losses"])) == (10, 6 if "l_lorm" in losses else len(LOSSES))
     assert any("pixel_acc" in line for line in lines)
@@ -116,10 +103,8 @@ def test_same_run_at_any_number_of_processes_with_batch_norm_over_all_of_them(un
 
 def test_lorm_of_all_positions_is_the_same_on_any_number_of_processes(uneven_labels, tmp_path):
     """Its divisor is counted in the forward pass and summed over ranks. Accumulation takes a mean: close, not equal."""
-    words = flags(
-        dataset_path=uneven_labels, logdir=tmp_path, epochs=2, batchsize=None, val_epoch_frequency=0, lorm_scope="all"
-    )
-    runs = train_three_ways(words, tmp_path)
+    values = {"epochs": 2, "val_epoch_frequency": 0, "lorm_scope": "all"}
+    runs = train_three_ways(tmp_path, dataset_path=uneven_labels, **values)
     lorm = {name: [line["losses"]["lorm"] for line in run[0]] for name, run in runs.items()}
     assert len(lorm["one"]) == 4
     assert lorm["two"] == pytest.approx(lorm["one"], rel=1e-9)
@@ -152,9 +137,8 @@ def test_rank_0_alone_writes_and_every_rank_says_where_it_is(run_on_two):
     assert log.count("weights are equal on all 2 ranks") == 2  # after every epoch
     product = "global batch 4 = 2 x 2 processes, 2 steps an epoch, 4 steps in all, lr 0.02"
     assert product in out0
-    factor = "lr 0.02 = --lr 0.01 x 2 (--lr_scaling linear); if --lr is already scaled for this batch, "
-    factor += "set --lr_scaling none"
-    assert factor in out0.splitlines()
+    factor = "lr 0.02 = --lr 0.01 x 2 (--lr_scaling linear); if --lr is already scaled for this batch"
+    assert f"{factor}, set --lr_scaling none" in out0.splitlines()
     assert read_metrics(tmp_path / "log" / "x", "train")[0]["lr"] == 0.02
 
 
@@ -257,12 +241,10 @@ NO_HOST = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.host", "MASTER_PO
     ],
 )
 def test_wrong_settings_are_named(demo_root, tmp_path, monkeypatch, env, words, named):
-    from train import main
-
     for name, value in env.items():
         monkeypatch.setenv(name, str(value))
     with refused(named):
-        main([*flags(dataset_path=demo_root, logdir=tmp_path), *words])
+        train.main([*flags(dataset_path=demo_root, logdir=tmp_path), *words])
     assert not any(tmp_path.iterdir())
 
 

@@ -40,7 +40,6 @@ NOT_RUN = {
 # Names in the docstrings of programs: what the sandbox has.
 LINKS = {"annotated": "labelme_photos", "strokes": "labelme_photos", "train2017": "exports/coco/images"}
 LINKS |= {"instances_train2017.json": "exports/coco/instances.json"}
-OUTPUTS = ("json", "report", "output")  # flags that name what a program writes
 SHOWN = shown()
 RUN = [command for command in SHOWN if not any(re.match(pattern, command) for pattern in NOT_RUN)]
 launched: set[str] = set()  # the ways to start programs that were tried
@@ -119,7 +118,8 @@ def draw_exports(root: Path) -> None:
     photos = [picture._replace(name=f"photo_{number:03d}") for number, picture in enumerate(pictures)]
     annotated.write_labelme(root / "labelme_photos", photos)
     (root / "exports").mkdir()
-    (root / "project.txt").write_text("\n".join(["background", *annotated.CLASSES]))
+    names = ["background", *annotated.CLASSES]
+    (root / "project.txt").write_text("\n".join(names))
     for kind in ("labelme", "coco", "yolo", "cvat"):
         getattr(annotated, f"write_{kind}")(root / "exports" / kind, pictures)
     annotated.write_colours(root / "exports/colours", pictures, drawn)
@@ -128,16 +128,13 @@ def draw_exports(root: Path) -> None:
     annotated.save_images(root / "exports/voc/masks", painted)
     annotated.save_images(root / "exports/labelmap/JPEGImages", pictures)
     annotated.save_images(root / "exports/labelmap/SegmentationClass", painted)
-    (root / "exports/labelmap/labelmap.txt").write_text(
-        "".join(f"{name}:::\n" for name in ["background", *annotated.CLASSES])
-    )
+    (root / "exports/labelmap/labelmap.txt").write_text("".join(f"{name}:::\n" for name in names))
 
 
 def run_in(folder: Path, command: str, python) -> str:
     """Run a command as a shell does; it must succeed. What it said."""
     command = re.sub(r"\bPORT\b", str(free_port()), command)
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    env |= python.env | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    env = os.environ | python.env | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
     with subprocess.Popen(["bash", "-euc", command], cwd=folder, env=env, **streams) as process:
         try:
@@ -164,7 +161,7 @@ def test_command_runs(command, sandbox, python, request):
     if task_of(command) == "train":
         assert {path: path.stat().st_mtime_ns for path in sandbox.rglob("last.pt")} != before
     else:
-        for path in re.findall(rf"--(?:{'|'.join(OUTPUTS)})[= ](\S+)", command):
+        for path in re.findall(r"--(?:json|report|output)[= ](\S+)", command):  # what a program writes
             assert (sandbox / path).exists(), path
     launched.add(launcher)
     done.add(same(reduced(command)))

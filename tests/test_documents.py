@@ -12,7 +12,6 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 from data import distance
 from flags import parse_flags
-from tools.scribbles import pipeline as scribble_pipeline
 
 READERS = {reader.program.removeprefix("-m "): reader for reader in (*cli_reference.PROGRAMS, *cli_reference.TOOLS)}
 # Flags in the documents that no program of ours and not torchrun declares.
@@ -53,7 +52,6 @@ def test_every_flag_named_in_the_documents_exists(path):
     named = {name.replace("-", "_") for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)}
     known = {name for reader in READERS.values() for name in (*reader.flags, *reader.aliases)}
     known |= {action.dest for parser in (distance.parser(), torchrun_parser()) for action in parser._actions}
-    known |= scribble_pipeline.READER.flags.keys()
     assert named - known - {f"no_{name}" for name in known} - OTHER_FLAGS == set()
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torchvision
 from conftest import ALONE, REPO
-from released import NarrowResNet, Plain, released_state_dict
+from released import Plain, released_state_dict
+from thin_networks import ThinResNet
 
 import train
 import utils
@@ -43,7 +44,7 @@ def our_name(name: str) -> str:
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["training", "frozen"])
 def test_three_steps_of_the_release_config_are_the_released_ones(demo_root, tmp_path, monkeypatch, frozen):
-    monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: NarrowResNet([1, 2, 1, 3]))
+    monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: ThinResNet(50, [1, 2, 1, 3]))
     update = TrainState.optimizer_step
 
     def update_and_stop(state, *args):

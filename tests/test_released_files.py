@@ -9,7 +9,8 @@ import torch
 import torchvision
 import yaml
 from conftest import run_train
-from released import KINDS, NarrowResNet, Plain, released_state_dict
+from released import KINDS, Plain, released_state_dict
+from thin_networks import ThinResNet
 from torch import Tensor
 
 import models
@@ -30,7 +31,7 @@ def save(path: Path, weights: dict[str, Tensor], prefix: str = "module.") -> Pat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_released_files_load_whole_and_give_the_logits_of_the_release(kind, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: NarrowResNet([3, 4, 6, 3]))
+    monkeypatch.setattr(torchvision.models, "get_model", lambda name, **_: ThinResNet(50, [3, 4, 6, 3]))
     model_type, num_keys = KINDS[kind]
     weights = released_state_dict(kind)
     assert len(weights) == num_keys

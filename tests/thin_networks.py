@@ -1,6 +1,7 @@
 """ResNets that train in a fraction of the time, for tests that ask what is computed with, not how well."""
 
 import os
+from collections.abc import Sequence
 
 import torchvision
 from torch import nn
@@ -10,11 +11,10 @@ get_model = torchvision.models.get_model
 
 
 class ThinResNet(ResNet):
-    """torchvision's ResNet with one block a layer and an eighth of the channels."""
+    """torchvision's ResNet with an eighth of the channels. blocks: of each layer."""
 
-    def __init__(self, depth: int):
-        block = Bottleneck if depth >= 50 else BasicBlock
-        super().__init__(block, [1, 1, 1, 1])
+    def __init__(self, depth: int, blocks: Sequence[int] = (1, 1, 1, 1)):
+        super().__init__(Bottleneck if depth >= 50 else BasicBlock, list(blocks))
         self.fc = nn.Linear(self.inplanes, 1)
 
     def _make_layer(self, block, planes, *args, **kwargs):

@@ -1,6 +1,6 @@
 """train.py with a fault: train_with_fault.py FAULT RANK [flags of train.py].
 
-FAULT names a function below, or several as in a_buffer+bug. RANK is the rank that it strikes, or "all".
+FAULT is a name in FAULTS, or several as in a_buffer+bug. RANK is the rank that it strikes, or "all".
 """
 
 import atexit
@@ -11,37 +11,35 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.amp import GradScaler
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import distributed.precision
 import models.compiled
 import train
 import utils
+from data.dataset import TrainSet
 from distributed.group import Group
 from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
 from support import errors, program
-from tests import recorded_graphs
+from support.signals import StopRequest
 from tests.drawing import make_draw
-from tests.stopping import stop
 from training import checkpoint
 from training.state import TrainState
 
 ON_ALL_RANKS = ("a_buffer", "blocked_destroy", "slow_write")
 STEP = 6  # of 4 an epoch: in the middle of the second
-FAULTS: dict[str, Callable[[], None]] = {}
-
-
-def fault(install: Callable[[], None]) -> Callable[[], None]:
-    FAULTS[install.__name__] = install
-    return install
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+requests: list[StopRequest] = []  # of this process
 
 
 def before(owner, name: str, action: Callable[..., None]) -> None:
@@ -53,6 +51,20 @@ def before(owner, name: str, action: Callable[..., None]) -> None:
         return original(*args, **kwargs)
 
     setattr(owner, name, replacement)
+
+
+before(StopRequest, "__init__", lambda request, *_: requests.append(request))
+
+
+def stop(whole_group: bool = False) -> None:
+    """Send a signal, and wait until it is noted: the step after which this process stops is then certain.
+
+    The signal is $SIGNAL, or SIGTERM. whole_group: send it to all processes of the process group.
+    """
+    (os.killpg if whole_group else os.kill)(os.getpid(), getattr(signal, os.environ.get("SIGNAL", "SIGTERM")))
+    deadline = time.monotonic() + 30
+    while not any(requests) and time.monotonic() < deadline:  # a thread notes it
+        time.sleep(0.01)
 
 
 def before_update(action: Callable[[TrainState], object], step: int | None = None) -> Callable[[], None]:
@@ -69,13 +81,6 @@ def in_step(number: int, action: Callable[[], object]) -> Callable[[], None]:
 def once(action: Callable[[], None]) -> Callable[..., None]:
     actions = [action]
     return lambda *_: actions.pop()() if actions else None
-
-
-def fail(error: BaseException) -> Callable[..., None]:
-    def action(*_, **__) -> None:
-        raise error
-
-    return action
 
 
 def send(number: int) -> Callable[[], None]:
@@ -133,6 +138,64 @@ def write_in_vain(*_) -> None:
     raise errors.UserError("the disk is gone")
 
 
+def signal_group_mid_epoch() -> None:
+    """The whole process group gets SIGTERM, with the loader's workers."""
+    os.setsid()
+    in_step(STEP, lambda: stop(whole_group=True))()
+
+
+def no_relay() -> None:
+    """The other ranks learn of a signal only by the all-reduce of the next step."""
+    send = Lifeline._send
+
+    def send_but_stop(lifeline, message, but=None):
+        if not message.startswith("stop"):
+            send(lifeline, message, but)
+
+    Lifeline._send = send_but_stop  # type: ignore[method-assign]
+
+
+def loss_not_finite() -> None:
+    calls: list = []
+    original = Criterion.__call__
+
+    def replacement(*args):
+        calls.append(None)
+        factor = float("nan") if len(calls) == STEP else 1.0
+        return tuple(value * factor for value in original(*args))
+
+    Criterion.__call__ = replacement  # type: ignore[method-assign]
+
+
+def float64() -> None:
+    """Train in float64: the order of a sum then shows in the last digits only.
+
+    $SAMPLES: write a line "epoch index" to $SAMPLES.RANK for each training sample. $STOP_AT_STEP: send SIGTERM there.
+    """
+
+    def note(dataset: TrainSet, keys: list[tuple]) -> None:
+        with open(f"{os.environ['SAMPLES']}.{os.environ['RANK']}", "a") as notes:
+            notes.writelines(f"{key[0]} {key[1]}\n" for key in keys)
+
+    torch.set_default_dtype(torch.float64)
+    if "SAMPLES" in os.environ:
+        before(TrainSet, "__getitems__", note)
+    if "STOP_AT_STEP" in os.environ:
+        in_step(int(os.environ["STOP_AT_STEP"]), stop)()
+
+
+def graphs() -> None:
+    """CUDA graphs without a GPU."""
+    import pytest  # imported here: the other faults do not need it, and each start waits for its imports
+
+    from tests import recorded_graphs
+
+    recorded_graphs.install(pytest.MonkeyPatch())
+    atexit.register(lambda: print(f"{recorded_graphs.Graph.replays} replays", flush=True))
+
+
+OF_THEIR_OWN = (signal_group_mid_epoch, no_relay, loss_not_finite, float64, graphs)
+FAULTS: dict[str, Callable[[], None]] = {install.__name__: install for install in OF_THEIR_OWN}
 FAULTS |= {
     # A signal in each phase
     "signal_in_startup": lambda: before(utils, "get_state", once(stop)),
@@ -151,10 +214,12 @@ FAULTS |= {
     "weight_changed_on_one_rank": before_update(change_weight),
     "a_buffer": add_to_model(lambda model: model.register_buffer("centre", torch.zeros(3))),
     "buffer_changed_on_one_rank": before_update(lambda state: state.raw_model.centre.add_(1)),
-    "out_of_memory": in_step(STEP, fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))),
+    "out_of_memory": in_step(STEP, mock.Mock(side_effect=OUT_OF_MEMORY)),
     "slow_download": replace(torch.hub, "load_state_dict_from_url", download_slowly),
     "slow_write": lambda: before(checkpoint, "write", lambda *_: time.sleep(1)),
     "last_write_fails": replace(checkpoint, "write", write_in_vain),
+    # A value that overflows in the first steps only
+    "huge_loss_scale": replace(GradScaler, "__init__", partialmethod(GradScaler.__init__, init_scale=2.0**17)),
     "has_bf16": replace(distributed.precision, "has_native_bf16", lambda device: True),
     "no_bf16": replace(distributed.precision, "has_native_bf16", lambda device: False),
     "traced": replace(models.compiled, "BACKEND", "aot_eager"),  # compiled without a compiler of kernels
@@ -171,54 +236,6 @@ FAULTS |= {
     # As NCCL's shutdown, which waits for collectives that a dead rank never joins
     "blocked_destroy": replace(torch.distributed, "destroy_process_group", lambda *_: time.sleep(600)),
 }
-
-
-@fault
-def signal_group_mid_epoch() -> None:
-    """The whole process group gets SIGTERM, with the loader's workers."""
-    os.setsid()
-    in_step(STEP, lambda: stop(whole_group=True))()
-
-
-@fault
-def no_relay() -> None:
-    """The other ranks learn of a signal only by the all-reduce of the next step."""
-    send = Lifeline._send
-
-    def send_but_stop(lifeline, message, but=None):
-        if not message.startswith("stop"):
-            send(lifeline, message, but)
-
-    Lifeline._send = send_but_stop  # type: ignore[method-assign]
-
-
-@fault
-def huge_loss_scale() -> None:
-    """The loss scale begins at a value that overflows in the first steps only."""
-    init = torch.amp.GradScaler.__init__
-    torch.amp.GradScaler.__init__ = lambda scaler, device, **options: init(  # type: ignore[method-assign]
-        scaler, device, init_scale=2.0**17, **options
-    )
-
-
-@fault
-def loss_not_finite() -> None:
-    calls: list = []
-    original = Criterion.__call__
-
-    def replacement(*args):
-        calls.append(None)
-        factor = float("nan") if len(calls) == STEP else 1.0
-        return tuple(value * factor for value in original(*args))
-
-    Criterion.__call__ = replacement  # type: ignore[method-assign]
-
-
-@fault
-def graphs() -> None:
-    """CUDA graphs without a GPU."""
-    recorded_graphs.install(pytest.MonkeyPatch())
-    atexit.register(lambda: print(f"{recorded_graphs.Graph.replays} replays", flush=True))
 
 
 if __name__ == "__main__":
