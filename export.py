@@ -26,7 +26,7 @@ from data.overlays import to_hex
 from distributed.device import find_device
 from inference.export_check import compare_file, find_images, load_images
 from inference.export_graph import MIN_SIZE, WholeImage, trace
-from inference.export_onnx import BACKGROUND, FORMAT, LONG_SIDE, READING, OnnxModel, check_onnx, write_onnx
+from inference.export_onnx import FORMAT, OnnxModel, check_onnx, write_onnx
 from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
 from support.files import NO_FOLDER, check_file, remove_scratch, writing
@@ -81,7 +81,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
         log.info(f"comparing with PyTorch on random images and {len(images)} real ones")
         batches = load_images(images, ImageReader(**trained.cfg.reading), trained.cfg.long_side, device)
         large = (batch for batch in batches if min(batch.shape[1:3]) >= max(MIN_SIZE, graph.min_size))
-        checked = compare_file(model, OnnxModel(scratch, device).run, outputs, large)
+        checked = compare_file(model, OnnxModel(scratch, device), large)
     log.info(checked)
     log.info(f"{path}: {size:.1f} MiB, {version}")
     if trained.cfg.long_side:
@@ -109,9 +109,9 @@ def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_
         "model_type": cfg.model_type,
         "backbone": backbone,
         "layers": cfg.layers if backbone == models.RESNET else None,
-        BACKGROUND: cfg.background,
-        LONG_SIDE: cfg.long_side,
-        READING: cfg.reading,
+        "background": cfg.background,
+        "long_side": cfg.long_side,
+        "reading": cfg.reading,
         "min_size": min_size,
     }
     return {key: json.dumps(value) for key, value in values.items()}

@@ -57,11 +57,11 @@ def predict_all(flags: PredictFlags, overrides: dict, group: Group) -> int:
     if not flags.input:
         raise UserError("--input is not set: name an image, a folder or a 'pattern'")
     model, classes, background, settings = load_model(flags, overrides, group)
-    wanted = {"overlays": flags.overlay, "probs": flags.probs}
-    with Outputs(Path(flags.output), classes, background, **wanted) as outputs:
+    wanted = {"masks": True, "overlays": flags.overlay, "probs": flags.probs}
+    kinds = [kind for kind, is_wanted in wanted.items() if is_wanted]
+    with Outputs(Path(flags.output), classes, background, kinds) as outputs:
         inputs, pending = group.broadcast(plan(flags, outputs, settings) if group.is_main else None)
         errors = predict(model, inputs, pending, outputs, group, flags)
-    kinds = ["masks", *(kind for kind, is_wanted in wanted.items() if is_wanted)]
     files = ", ".join(str(outputs.path(kind, "NAME")) for kind in kinds)
     log.info(f"{len(pending) - len(errors)} predicted: {files}")
     if errors:
@@ -130,17 +130,15 @@ def predict(
     found = group.share_work(partial(attempt, model.reader.header), list(inputs.values()), "headers", "file")
     headers = dict(zip(inputs, found, strict=True))
     good = {name: header for name, header in headers.items() if isinstance(header, Header)}
-    readable = {name: header.size for name, header in good.items()}
     if line := several_frames({inputs[name]: header.frames for name, header in good.items()}):
         log.warning(line)
     plain = [inputs[name] for name, header in good.items() if header.dtype in HAVE_8_BITS]
     if model.reader.value_range and plain:
         log.warning(f"{len(plain)} of {len(good)} images have 8 bits and are read as they are: {plain[0]} ...")
-    names = list(readable)
-    ranks = {"rank": group.rank, "world_size": group.world_size}
-    batches = EvalBatches(list(readable.values()), batch_size=model.images_at_once, **ranks).batches
+    names, sizes = list(good), [header.size for header in good.values()]
+    batches = EvalBatches(sizes, batch_size=model.images_at_once, rank=group.rank, world_size=group.world_size)
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
-    batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
+    batches.batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
     files = [(name, inputs[name]) for name in names]
     read_batch = partial(read_inputs, reader=model.reader)
     loader = make_loader(files, flags, group, batch_sampler=batches, collate_fn=read_batch)
@@ -154,13 +152,13 @@ def predict(
         whole = {name: image for name, image, _ in batch if isinstance(image, np.ndarray)}
         if whole:
             pixels = torch.from_numpy(np.stack(list(whole.values()))).to(group.device)
-            labels, probs = predict_batch(model, pixels, PROBS_DTYPE if outputs.probs else None, step)
+            labels, probs = predict_batch(model, pixels, PROBS_DTYPE if flags.probs else None, step)
             if not model.reader.is_plain:
                 flat.extend(inputs[name] for name, image in whole.items() if (image == image[:1, :1]).all())
             for (name, image), label, prob in zip(whole.items(), labels, probs, strict=True):
                 outputs.write(name, image, label, prob)
 
-    each_batch(model, loader, list(readable.values()), group, write)
+    each_batch(model, loader, group, write)
     outputs.wait()
     if same := [path for share in group.gather(flat) for path in share]:
         log.warning(f"{len(same)} image(s) have one value in all pixels, as they are read: {same[0]} ...")

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-import time
+import timeit
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +37,8 @@ def _bf16_is_faster() -> bool:
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         x, weight = torch.ones(1, 128, 48, 48, dtype=dtype), torch.ones(128, 128, 3, 3, dtype=dtype)
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            F.conv2d(x, weight, padding=1)
-            times.append(time.perf_counter() - start)
-        seconds[dtype] = min(times)
+        convolve = functools.partial(F.conv2d, x, weight, padding=1)
+        seconds[dtype] = min(timeit.repeat(convolve, number=1, repeat=5))
     return seconds[torch.bfloat16] < seconds[torch.float32]
 
 

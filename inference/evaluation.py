@@ -1,7 +1,6 @@
 """Evaluate a split: predict every image once, over all ranks, and count pixels."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +15,9 @@ from distributed.group import Group
 from inference.predictor import ImagePredictor, Step, each_batch
 from support.batch import EvalBatch
 from training import scores as counting
-from training.scores import Scores, class_counts, confusion_matrix, miou_interval
+from training.scores import Scores, class_counts, class_iou, confusion_matrix, mean_iou, miou_interval
 
+NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 NUM_EXAMPLES = 4  # pictures of each validation on the boards
 
 
@@ -52,19 +52,32 @@ class Evaluation:
         return [panel(image, label, predicted, classes, background) for image, label, predicted in self.examples]
 
 
+def choose_images(counts: np.ndarray) -> list[int]:
+    """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
+
+    counts: see Evaluation. An image that is left out of a set is also left out of every larger set.
+    """
+    miou = mean_iou(counts)
+    order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
+    chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
+    for class_ious in np.where(counts[:, 1] > 0, class_iou(counts), np.inf).T:
+        if np.isfinite(class_ious).any():
+            chosen.add(int(class_ious.argmin()))
+    return [index for index in order if index in chosen]
+
+
 def evaluate_split(
     predictor: ImagePredictor,
     loader: Loader,
     group: Group,
     title: str,
-    keep: Callable[[np.ndarray], list[int]] | None = None,
+    *,
+    keep: bool = False,
 ) -> Evaluation:
     """Predict each image of a split once, over all ranks, and return their Evaluation. Collective.
 
-    title: names the progress bar. keep: chooses the images whose predictions are kept. It takes the counts of some
-    images (see Evaluation) and returns indices into them. An image that it leaves out of a set must also be left out of
-    every larger set. With `keep`, this rank's first NUM_EXAMPLES images are kept as well. Raises Stopped on all ranks
-    if one of them got a signal.
+    title: names the progress bar. keep: whether to keep the predictions that choose_images() may choose, and this
+    rank's first NUM_EXAMPLES images. Raises Stopped on all ranks if one of them got a signal.
     """
     dataset = loader.dataset
     confusion, counts = (
@@ -75,6 +88,7 @@ def evaluate_split(
     examples: list[tuple[np.ndarray, ...]] = []
 
     def score(batch: EvalBatch, step: Step) -> None:
+        nonlocal pngs
         images, labels = (values.to(group.device, non_blocking=True) for values in (batch.image, batch.label))
         predictions = predictor.labels(images, step)
         for index, image, label, predicted in zip(batch.indices, images, labels, predictions, strict=True):
@@ -85,11 +99,9 @@ def evaluate_split(
                 examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
         if keep:
             kept = sorted([*pngs, *batch.indices])
-            kept = [kept[number] for number in keep(counts[kept].cpu().numpy())]
-            new = {index: values for index, values in zip(batch.indices, predictions, strict=True) if index in kept}
-            pngs.update({index: label_png(values.cpu().numpy()) for index, values in new.items()})
-            for index in pngs.keys() - set(kept):
-                del pngs[index]
+            kept = [kept[number] for number in choose_images(counts[kept].cpu().numpy())]
+            new = dict(zip(batch.indices, predictions, strict=True))
+            pngs = {index: pngs.get(index) or label_png(new[index].cpu().numpy()) for index in kept}
 
-    each_batch(predictor, loader, loader.batch_sampler.sizes, group, score, title)
+    each_batch(predictor, loader, group, score, title)
     return Evaluation(dataset.names, group.sum(confusion).cpu(), group.sum(counts).cpu().numpy(), pngs, examples)

@@ -1,7 +1,7 @@
 """Check that an exported file predicts what PyTorch predicts."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from data.images.reader import ImageReader
 from data.images.resize import shrink
 from inference.export_graph import whole_image_logits
+from inference.export_onnx import OnnxModel
 from inference.predictor import Predictor
 from inference.trained import TrainedModel
 from models.custom import CustomNetwork
@@ -55,14 +56,11 @@ def load_images(files: list[Path], reader: ImageReader, long_side: int, device: 
 
 
 @torch.inference_mode()
-def compare_file(
-    model: nn.Module, run: Callable[[Tensor], tuple[Tensor, ...]], names: Sequence[str], batches: Iterable[Tensor]
-) -> str:
+def compare_file(model: nn.Module, exported: OnnxModel, batches: Iterable[Tensor]) -> str:
     """Compare an exported file with the PyTorch model, and return a line of text about the result.
 
-    run: function from a batch to the file's outputs. names: the outputs' names. batches: (B, H, W, 3) uint8 RGB on the
-    model's device. Those of a size that a network of the user's own cannot take are left out. Raises UserError on the
-    first difference that rounding does not explain, or if no batch is left.
+    batches: (B, H, W, 3) uint8 RGB on the model's device. Those of a size that a network of the user's own cannot take
+    are left out. Raises UserError on the first difference that rounding does not explain, or if no batch is left.
     """
     predictor, num_pixels, num_ties = Predictor(model), 0, 0
     for images in batches:
@@ -75,7 +73,7 @@ def compare_file(
             continue
         num_pixels += labels.numel()
         try:
-            num_ties += compare_outputs(labels, logits, dict(zip(names, run(images), strict=True)))
+            num_ties += compare_outputs(labels, logits, dict(zip(exported.outputs, exported.run(images), strict=True)))
         except Exception as error:  # the runtime's exceptions, such as on a size it was not traced for, have no class
             problem = " ".join(str(error).split())[:160]
             raise UserError(

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ FORMAT = 1  # of the metadata
 # Keys of the metadata, whose values are JSON.
 KEYS = ["segtrain_format", "outputs", "class_names", "colours", "num_classes"]
 KEYS += ["checkpoint", "weights", "step", "model_type", "layers"]
-LONG_SIDE, READING, BACKGROUND = "long_side", "reading", "background"  # keys that files of earlier versions do not have
+ADDED: dict[str, Any] = {"long_side": 0, "reading": {}, "background": "0"}  # what files of earlier versions do not have
 
 import_extra = partial(shell.import_extra, extra="export", feature="ONNX")
 
@@ -105,9 +106,10 @@ class OnnxModel:
                 "incomplete, export it again"
             ) from None
         self.path, self.images_at_once = path, images_at_once
-        metadata = self.session.get_modelmeta().custom_metadata_map
+        texts = self.session.get_modelmeta().custom_metadata_map
+        added = ADDED.keys() & texts
         try:
-            self.metadata = {key: json.loads(metadata[key]) for key in KEYS}
+            self.metadata = ADDED | {key: json.loads(texts[key]) for key in (*KEYS, *added)}
         except (KeyError, ValueError):
             raise UserError(
                 f"{path}: not a file that export.py wrote: its metadata is missing: export the checkpoint"
@@ -117,10 +119,9 @@ class OnnxModel:
                 f"{path}: written by a later version of segtrain (format {self.metadata['segtrain_format']}): "
                 "update segtrain, or export the checkpoint again"
             )
-        self.long_side: int = json.loads(metadata.get(LONG_SIDE, "0"))
-        self.background: str = json.loads(metadata.get(BACKGROUND, '"0"'))
-        values = json.loads(metadata.get(READING, "{}"))
-        self.reader = ImageReader(**{name: tuple(numbers) for name, numbers in values.items()})
+        self.long_side: int = self.metadata["long_side"]
+        self.background: str = self.metadata["background"]
+        self.reader = ImageReader(**{name: tuple(values) for name, values in self.metadata["reading"].items()})
         self.outputs: list[str] = self.metadata["outputs"]
         self.num_classes: int = self.metadata["num_classes"]
         colours = np.array([list(bytes.fromhex(colour[1:])) for colour in self.metadata["colours"]], np.uint8)

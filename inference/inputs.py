@@ -41,22 +41,19 @@ def find_inputs(words: Sequence[str], output: Path) -> tuple[Path, dict[str, Pat
         results = {place / kind for place in outputs for kind in SUFFIXES}
         for file in files:
             folders = Path(os.path.realpath(file)).parents  # resolve() raises at a link to itself before Python 3.13
-            is_result = bool(results.intersection(folders))
-            hides = hides or (file.suffix.lower() in IMAGE_SUFFIXES and is_result)
+            is_image, is_result = file.suffix.lower() in IMAGE_SUFFIXES, bool(results.intersection(folders))
+            hides = hides or (is_image and is_result)
             # A single file counts whatever its suffix, unless it is a film.
             if file == Path(word) and len(words) == 1 and not _is_film(file):
                 images[os.path.abspath(file)] = file
             elif not (is_result or file.name == OUTPUT_NOTE or _hidden(file.relative_to(folder))):
-                if file.suffix.lower() in IMAGE_SUFFIXES:
-                    images.setdefault(os.path.abspath(file), file)
-                else:
-                    others.setdefault(os.path.abspath(file), file)
-    if not images and hides:
-        place = f"all its images are in {', '.join(SUFFIXES)} of an output folder: name other images"
-        raise UserError(f"--input {' '.join(words)}: {place}, or another --output")
+                (images if is_image else others).setdefault(os.path.abspath(file), file)
     if not images:
-        hint = film_hint(others.values())
-        raise UserError(f"--input {' '.join(words)}: no image found, only {len(others)} other file(s){hint}")
+        problem = f"no image found, only {len(others)} other file(s){film_hint(others.values())}"
+        if hides:
+            place = f"{', '.join(SUFFIXES)} of an output folder"
+            problem = f"all its images are in {place}: name other images, or another --output"
+        raise UserError(f"--input {' '.join(words)}: {problem}")
     # A name must not depend on which files of a folder are given: a.jpg and a.png never share the name a.
     siblings = [
         os.path.abspath(file)

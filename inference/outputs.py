@@ -2,6 +2,7 @@
 
 import io
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -30,13 +31,12 @@ class Outputs:
 
     Below an overlay, a legend names the classes that it shows. predictions.json has the settings of all predictions. A
     mask is written after the rest.
-    classes: their colours are the masks' palette. background: class that overlays leave clear, or None. overlays,
-    probs: whether to write such files. failures: errors of single outputs.
+    classes: their colours are the masks' palette. background: class that overlays leave clear, or None. kinds: those
+    of SUFFIXES to write. failures: errors of single outputs.
     """
 
-    def __init__(self, folder: Path, classes: Classes, background: int | None, *, overlays: bool, probs: bool):
-        self.folder, self.classes, self.background = folder, classes, background
-        self.overlays, self.probs = overlays, probs
+    def __init__(self, folder: Path, classes: Classes, background: int | None, kinds: Sequence[str]):
+        self.folder, self.classes, self.background, self.kinds = folder, classes, background, kinds
         self.failures: list[InputError] = []
         self._pool = ThreadPool(NUM_THREADS)
         self._writes: deque[Future] = deque()
@@ -53,8 +53,8 @@ class Outputs:
         images: {name: file} of all inputs; the predictions of a file that has changed are removed. Returns the masks
         from earlier starts whose image is gone or renamed: a becomes a.jpg once a.png is beside it.
         """
-        overlays = {"background": self.background} if self.overlays else False
-        settings = settings | {"overlay": overlays, "probs": self.probs}
+        overlays = {"background": self.background} if "overlays" in self.kinds else False
+        settings = settings | {"overlay": overlays, "probs": "probs" in self.kinds}
         states = {name: file_state(file) for name, file in images.items()}
         options: dict = {"flag": "--output", "overwrite": overwrite, "files": states}
         options["paths"] = lambda name: [self.path(kind, name) for kind in SUFFIXES]
@@ -67,8 +67,7 @@ class Outputs:
 
     def is_done(self, name: str) -> bool:
         """Return True if all files of an image exist."""
-        kinds = {"masks": True, "overlays": self.overlays, "probs": self.probs}
-        return all(self.path(kind, name).is_file() for kind, is_wanted in kinds.items() if is_wanted)
+        return all(self.path(kind, name).is_file() for kind in self.kinds)
 
     def write(self, name: str, image: np.ndarray, label: np.ndarray, probs: np.ndarray | None) -> None:
         """Write the files of an image in a thread.
@@ -92,7 +91,7 @@ class Outputs:
             buffer = io.BytesIO()
             np.save(buffer, probs)
             write_atomic(self.path("probs", name), buffer.getbuffer(), parents=True)
-        if self.overlays:
+        if "overlays" in self.kinds:
             painted = overlay(image, label, self.classes.colours, self.background)
             picture = Image.fromarray(with_legend(painted, label, self.classes, self.background))
             write_atomic(self.path("overlays", name), encode(picture, "JPEG", quality=JPEG_QUALITY), parents=True)

@@ -5,27 +5,31 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from data.images.reader import ImageReader
 from data.images.resize import resize, scaled_size
-from data.loader import batched
+from data.loader import Loader, batched
 from distributed.group import Group
 from distributed.precision import DTYPES, autocast
 from inference.windows import Windows
 from models.fold import fold_batch_norm
 from support.progress import progress_bar
 
+if TYPE_CHECKING:
+    from inference.export_onnx import OnnxModel
+
 BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as much is in use at once
 # A CPU is faster if its caches hold a band, and a pass's features: those of one window of 465, or of some small ones.
 CPU_BAND_BYTES = 4 * 2**20
 CPU_PASS_PIXELS = 2**18
 
+# Both predict label maps and probabilities, and have the same methods.
+ImagePredictor: TypeAlias = "Predictor | OnnxModel"
 Step = Callable[[int], object]  # called with the number of windows that a forward pass predicted; may raise Cancelled
 
 
@@ -35,22 +39,6 @@ class Cancelled(Exception):
 
 def no_step(num_windows: int) -> None:
     pass
-
-
-class ImagePredictor(Protocol):
-    """A model that predicts label maps: Predictor and inference.export_onnx.OnnxModel have these methods."""
-
-    @property
-    def images_at_once(self) -> int: ...
-
-    @property
-    def reader(self) -> ImageReader: ...
-
-    def num_windows(self, size: tuple[int, int]) -> int: ...
-
-    def labels(self, images: Tensor, step: Step = no_step) -> Tensor: ...
-
-    def probs(self, images: Tensor, step: Step = no_step) -> Iterator[tuple[slice, Tensor]]: ...
 
 
 def predict_batch(
@@ -69,19 +57,18 @@ def predict_batch(
 
 def each_batch(
     model: ImagePredictor,
-    loader: DataLoader,
-    sizes: Sequence[tuple[int, int]],
+    loader: Loader,
     group: Group,
     work: Callable[[Any, Step], object],
     title: str = "images",
 ) -> None:
     """Call work(batch, step) with each batch of this rank's loader, below a progress bar. Collective.
 
-    sizes: (height, width) of all images, to which the indices of the batches refer. step: the Step of the predictions.
-    A signal to any rank ends the loop, also between two windows, and raises Stopped on all ranks.
+    The loader's batch_sampler is an EvalBatches. step: the Step of the predictions. A signal to any rank ends the loop,
+    also between two windows, and raises Stopped on all ranks.
     """
-    assert loader.batch_sampler is not None
-    counts = [model.num_windows(sizes[index]) for batch in loader.batch_sampler for index in batch]
+    batches = loader.batch_sampler
+    counts = [model.num_windows(batches.sizes[index]) for batch in batches for index in batch]
     unit = "window" if max(counts, default=1) > 1 else "image"
     with (
         contextlib.suppress(Cancelled),
@@ -189,7 +176,7 @@ class Predictor:
         for windows in passes:
             windows.predicted = self._logits(images, windows, step)
             if len(passes) > 1:  # now, because a resized copy of the images is kept until the last window
-                windows.predict_all()
+                windows.logits(len(windows.tops) - 1)
         return passes
 
     def _logits(self, images: Tensor, windows: Windows, step: Step) -> Iterator[Tensor]:

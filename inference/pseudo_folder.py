@@ -119,16 +119,15 @@ def predict_images(
     """
     # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
     sizes = [size or (0, 0) for size in group.share_work(dataset.image_size, range(len(dataset)))]
-    options = {"rank": group.rank, "world_size": group.world_size}
-    batches = EvalBatches(sizes, batch_size=predictor.images_at_once, **options)
-    pending = [batch for batch in batches if any(map(is_pending, batch))]
+    batches = EvalBatches(sizes, batch_size=predictor.images_at_once, rank=group.rank, world_size=group.world_size)
+    batches.batches = [batch for batch in batches if any(map(is_pending, batch))]
     read = partial(read_stroked, dataset)
-    loader = make_loader(range(len(dataset)), flags, group, batch_sampler=pending, collate_fn=read)
+    loader = make_loader(range(len(dataset)), flags, group, batch_sampler=batches, collate_fn=read)
 
     def run(batch: list[Stroked], step: Step) -> None:
         use(batch, predict(batch, predictor, dataset.num_classes, group.device, step).cpu())
 
-    each_batch(predictor, loader, sizes, group, run)
+    each_batch(predictor, loader, group, run)
 
 
 def share_labelled(labels: list[Path], num_classes: int, group: Group) -> float:

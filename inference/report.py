@@ -21,14 +21,13 @@ from data.images.files import decode_bytes
 from data.overlays import contours, to_hex
 from distributed.group import Group
 from flags import Config
-from inference.evaluation import Evaluation
+from inference.evaluation import Evaluation, choose_images
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from support.labels import IGNORE, single_object
 from support.progress import counted
-from training.scores import class_iou, image_scores, mean_iou
+from training.scores import image_scores
 
-NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 TEMPLATE = Path(__file__).with_name("report.html")
 PICTURE_SIZE = 640  # pixels, largest side of a picture; a page with 60 examples then has about 10 MB
 MAX_POINTS = 2000  # of a curve, which is more than a screen shows
@@ -49,24 +48,10 @@ def describe_protocol(cfg: Config, weights: str, scales: Sequence[float] = (1.0,
     return f"{weights} weights, {size}, {scale}, {windows}{mirrored}{precision}"
 
 
-def choose_images(counts: np.ndarray) -> list[int]:
-    """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
-
-    counts: see Evaluation.
-    """
-    miou = mean_iou(counts)
-    order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
-    chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
-    for class_ious in np.where(counts[:, 1] > 0, class_iou(counts), np.inf).T:
-        if np.isfinite(class_ious).any():
-            chosen.add(int(class_ious.argmin()))
-    return [index for index in order if index in chosen]
-
-
 def gather_predictions(result: Evaluation, group: Group) -> dict[int, bytes]:
     """Return {index: PNG of the prediction} of the images to show, by rising mIoU, on every rank. Collective.
 
-    result: from evaluate_split(keep=choose_images).
+    result: from evaluate_split(keep=True).
     """
     chosen = choose_images(result.counts)
     shares = group.gather([result.pngs.get(index) for index in chosen])
@@ -126,20 +111,16 @@ def update(
     """
     if predictions:
         best, how = path.with_name("best.pt"), describe_protocol(cfg, "ema" if cfg.ema else "raw")
-        text: str | None = page(best, step, cfg, dataset, cfg.val_split, how, result, predictions)
-    else:
-        text = with_new_curves(path)
-    if text:
-        write_atomic(path, text)
+        write_atomic(path, page(best, step, cfg, dataset, cfg.val_split, how, result, predictions))
+    elif path.exists():
+        write_atomic(path, with_new_curves(path))
 
 
-def with_new_curves(path: Path) -> str | None:
-    """Return the page in a run's folder with the curves as they are now; None without a page.
+def with_new_curves(path: Path) -> str:
+    """Return the page in a run's folder with the curves as they are now.
 
     Raises UserError or another exception if the page is damaged.
     """
-    if not path.exists():
-        return None
     match = _DATA.search(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
     if match is None:
         raise UserError(f"{path}: damaged, or not a report of this version; the next best validation writes a new one")

@@ -80,9 +80,6 @@ class Windows:
             self._kept[max(self._kept, default=-1) + 1] = next(self.predicted)
         return self._kept[row]
 
-    def predict_all(self) -> None:
-        self.logits(len(self.tops) - 1)
-
     def rows(self, top: int, bottom: int, *, softmax: bool) -> Tensor:
         """Return rows top..bottom - 1 at image size, (B, C, rows, W): probabilities or, if not softmax, logits.
 

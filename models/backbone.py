@@ -40,12 +40,21 @@ class Backbone(nn.Module):
         return [block for part in sequences for block in part if _is_composite(block) and not _has_sequence(block)]
 
     def depths(self) -> dict[str, int]:
-        """Return {parameter: number of its part}, from 0 at the input."""
-        raise NotImplementedError
+        """Return {parameter: number of its part}, from 0 at the input.
+
+        By default, for a backbone that holds another network: that network's parts, in the order of registration.
+        """
+        parts = {
+            f"{name}.{part}": number
+            for name, network in self.named_children()
+            for number, (part, _) in enumerate(network.named_children())
+        }
+        return {name: parts.get(".".join(name.split(".")[:2]), 0) for name, _ in self.named_parameters()}
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters, such as position embeddings, that the network's authors do not decay."""
-        return set()
+        networks = self.named_children()
+        return {f"{name}.{own}" for name, network in networks for own in getattr(network, "no_weight_decay", set)()}
 
     def is_head(self, name: str) -> bool:
         """Return whether --head_lr_factor counts this parameter of the backbone to the head. Default: none."""
@@ -118,9 +127,6 @@ class ResNetBackbone(Backbone):
         low = self.layer1(x)
         middle = self.layer2(low)
         return low, middle, self.layer4(self.layer3(middle))
-
-    def blocks(self) -> list[nn.Module]:
-        return [block for layer in (self.layer1, self.layer2, self.layer3, self.layer4) for block in layer]
 
     def depths(self) -> dict[str, int]:
         # 0 for the convolution at the input, 1..4 for layer1 to layer4

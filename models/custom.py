@@ -27,13 +27,10 @@ MULTIPLES = (1, 2, 4, 8, 16, 32, 64)  # of which a network may need image sides,
 
 
 class LogitsHead(Head):
-    """The head of a network that returns logits itself."""
+    """The head of a network that returns logits itself: it has no parts."""
 
     def __init__(self, channels: Sequence[int], num_classes: int, *, stride: int = 1):
         super().__init__()
-
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return features[-1]
 
 
 class CustomNetwork(Backbone):
@@ -71,18 +68,17 @@ class CustomNetwork(Backbone):
         if not isinstance(net, nn.Module):
             raise UserError(f"--model_type {self.source}: returned a {type(net).__name__}, not a torch.nn.Module")
         tensors = [*net.parameters(), *net.buffers()]
+        is_lazy = any(map(nn.parameter.is_lazy, tensors))  # such tensors have no dimensions yet
+        kinds = ", ".join(sorted({str(value.dtype) for value in tensors if value.dtype not in WEIGHT_TYPES}))
         problems = {
-            "has lazy layers: give them their sizes": any(map(nn.parameter.is_lazy, tensors)),
+            "has lazy layers: give them their sizes": is_lazy,
             "has no parameters to train": not any(True for _ in net.parameters()),
+            "has 3-D convolutions, which cannot be channels-last": not is_lazy and any(x.dim() > 4 for x in tensors),
+            f"has weights of {kinds}, which checkpoints do not hold": bool(kinds),
         }
-        if not any(problems.values()):
-            kinds = ", ".join(sorted({str(value.dtype) for value in tensors} - {str(kind) for kind in WEIGHT_TYPES}))
-            problems |= {
-                "has 3-D convolutions, which cannot be channels-last": any(value.dim() > 4 for value in tensors),
-                f"has weights of {kinds}, which checkpoints do not hold": bool(kinds),
-            }
-        for problem in (problem for problem, is_so in problems.items() if is_so):
-            raise UserError(f"--model_type {self.source}: {problem}")
+        for problem, is_so in problems.items():
+            if is_so:
+                raise UserError(f"--model_type {self.source}: {problem}")
         return net
 
     def _colours(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
@@ -127,17 +123,8 @@ class CustomNetwork(Backbone):
         assert logits is not None
         return (cut_padding(logits, images, padded),)
 
-    def depths(self) -> dict[str, int]:
-        # the network's own parts, in the order of registration
-        parts = {name: number for number, (name, _) in enumerate(self.net.named_children())}
-        names = [name for name, _ in self.net.named_parameters()]
-        return {f"net.{name}": parts.get(name.partition(".")[0], 0) for name in names}
-
     def is_head(self, name: str) -> bool:
         return self.depths().get(name, 0) > 0  # what follows the first part, such as an encoder
-
-    def no_weight_decay(self) -> set[str]:
-        return {f"net.{name}" for name in getattr(self.net, "no_weight_decay", set)()}
 
     def freeze_unused(self, head: nn.Module) -> None:
         net = copy.deepcopy(self.net).train()
@@ -148,9 +135,8 @@ class CustomNetwork(Backbone):
                 raise UserError(f"--model_type {self.source}: its logits have no gradient: they are detached")
             logits.sum().backward()
         unused = [name for name, parameter in net.named_parameters() if parameter.grad is None]
-        for name, parameter in self.net.named_parameters():
-            if name in unused:
-                parameter.requires_grad_(False)
+        for name in unused:
+            self.net.get_parameter(name).requires_grad_(False)
         if unused:
             log.info(
                 f"frozen, because the logits do not depend on them: {', '.join(unused[:4])}{' ...' * (len(unused) > 4)}"

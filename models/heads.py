@@ -97,6 +97,13 @@ class Head(nn.Module):
     def __init_subclass__(cls) -> None:
         HEADS.update(dict.fromkeys(vars(cls).get("names", ()), cls))
 
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """Return logits. By default, the head's parts follow each other, on the deepest features."""
+        x = features[-1]
+        for part in self.children():
+            x = part(x)
+        return x
+
 
 HEADS: dict[str, type[Head]] = {}  # by --model_type
 
@@ -110,9 +117,6 @@ class ASPPHead(Head):
         super().__init__()
         self.aspp = ASPP(channels[-1], num_classes, CDSP_RATES, stride)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.aspp(features[-1])
-
 
 class LinearHead(Head):
     """Batch norm and a 1x1 convolution, for a frozen ViT (arXiv:2304.07193). Logits at stride 8 of a ResNet."""
@@ -123,9 +127,6 @@ class LinearHead(Head):
         super().__init__()
         self.norm = BatchNorm2d(channels[-1])
         self.classifier = nn.Conv2d(channels[-1], num_classes, 1)
-
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.classifier(self.norm(features[-1]))
 
 
 class DeepLabV2Head(Head):
@@ -157,9 +158,6 @@ class DeepLabV3Head(Head):
         self.classifier = nn.Sequential(
             nn.ReLU(), nn.Dropout(0.1), _conv_bn_relu(width, width, 3), nn.Conv2d(width, num_classes, 1)
         )
-
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.classifier(self.aspp(features[-1]))
 
 
 class TorchvisionDeepLabV3Head(DeepLabV3Head):

@@ -54,12 +54,8 @@ class TimmBackbone(Backbone):
         try:
             groups = _timm().models.group_parameters(self.body, self.body.group_matcher(coarse=True))
         except (AttributeError, AssertionError):  # a few networks define no groups
-            parts = enumerate(self.body.named_children())
-            groups = {n: [f"{part}.{name}" for name, _ in child.named_parameters()] for n, (part, child) in parts}
+            return super().depths()
         return {f"body.{name}": depth for depth, names in groups.items() for name in names}
-
-    def no_weight_decay(self) -> set[str]:
-        return {f"body.{name}" for name in getattr(self.body, "no_weight_decay", set)()}
 
     def freeze_unused(self, head: nn.Module) -> None:
         backbone, head = (copy.deepcopy(part).to("meta").train() for part in (self, head))

@@ -1,6 +1,7 @@
 """--amp: auto is one precision for all ranks and is kept; fp16 counts skipped steps and stops a run that only skips."""
 
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import chaos
@@ -46,7 +47,7 @@ def test_auto_is_bf16_on_cpus_that_compute_it_faster(monkeypatch, amx, avx512, s
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx, "avx512_bf16": avx512})
     monkeypatch.setattr(amp, "F", SimpleNamespace(conv2d=conv2d))
-    monkeypatch.setattr(amp, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(amp.timeit, "repeat", partial(amp.timeit.repeat, timer=lambda: clock[0]))
     amp._bf16_is_faster.cache_clear()
     assert amp.resolve("auto", CPU) == value
     amp._bf16_is_faster.cache_clear()

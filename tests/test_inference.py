@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
+from data.sampler import EvalBatches
 from distributed.group import Group, Stopped
 from inference import predictor as inference
 from inference.predictor import Predictor, each_batch
@@ -178,8 +179,8 @@ def test_work_is_counted_by_windows_and_stops_between_two(model, capsys, monkeyp
     monkeypatch.setattr(progress, "LINE_SECONDS", 0)
     predictor, group = Predictor(model, flip=True, window=33, batch_size=4), Group(torch.device("cpu"))
     assert predictor.num_windows((40, 60)) == 12
-    loader = DataLoader(images(1, 40, 60), batch_sampler=[[0]])
-    each_batch(predictor, loader, [(40, 60)], group, predictor.labels)
+    loader = DataLoader(images(1, 40, 60), batch_sampler=EvalBatches([(40, 60)], batch_size=1))
+    each_batch(predictor, loader, group, predictor.labels)
     counts = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
     assert list(dict.fromkeys(counts)) == [f"images: {done} of 12" for done in (0, 4, 8, 12)]
     counts = []
@@ -190,8 +191,8 @@ def test_work_is_counted_by_windows_and_stops_between_two(model, capsys, monkeyp
         pytest.fail("not cancelled")
 
     with pytest.raises(Stopped, match="SIGINT"):
-        each_batch(predictor, loader, [(40, 60)], group, stop_at_once)
+        each_batch(predictor, loader, group, stop_at_once)
     assert counts == [4]
     with pytest.raises(Stopped, match="SIGINT"):  # before the first batch
-        each_batch(predictor, loader, [(40, 60)], group, stop_at_once)
+        each_batch(predictor, loader, group, stop_at_once)
     assert counts == [4]

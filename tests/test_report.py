@@ -18,7 +18,7 @@ from data.classes import voc_colours
 from data.images import label_png
 from data.overlays import contours
 from inference.evaluation import Evaluation
-from inference.report import MAX_POINTS, TEMPLATE, page, with_new_curves
+from inference.report import MAX_POINTS, TEMPLATE, page, update, with_new_curves
 from support.errors import UserError
 from support.files import write_atomic
 from training.scores import class_counts, confusion_matrix
@@ -199,4 +199,5 @@ def test_curves_are_thinned_out_damaged_lines_skipped_and_new_ones_added(tmp_pat
     path.write_text("a page of another program")
     with pytest.raises(UserError, match="damaged"):
         with_new_curves(path)
-    assert with_new_curves(tmp_path / "none.html") is None
+    update(20, None, None, None, {}, none := tmp_path / "none.html")
+    assert not none.exists()
