@@ -17,6 +17,7 @@ import thin_networks
 import torch
 from chaos import free_port
 from python_server import PythonServer, Started
+from torch.autograd.graph import saved_tensors_hooks
 
 import evaluate
 import models
@@ -251,6 +252,20 @@ def is_running(pid: int) -> bool:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def bytes_kept(model: torch.nn.Module, *inputs: object) -> list[int]:
+    """Sizes of all that a forward pass keeps for the backward pass, except for the model's parameters and buffers."""
+    own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        storages[value.untyped_storage()._cdata] = value.untyped_storage()
+        return value.detach()
+
+    with saved_tensors_hooks(keep, lambda value: value):
+        model(*inputs)
+    return [storage.nbytes() for key, storage in storages.items() if key not in own]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
