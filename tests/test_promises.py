@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import finish, flags, read_metrics, refused
+from conftest import finish, flags, read_metrics, refused, smooth_images
 from test_checkpoint import content, put
 from test_faults import one_line_each, two_processes
-from test_inference import Tiny, images
+from test_inference import Tiny
 from test_layout import put as put_image
 from test_layout import put_pairs
 from test_patience import STILL, steps
@@ -201,7 +201,7 @@ def test_evaluation_with_other_flags_or_files_on_a_rank_is_refused(demo_run, tmp
 
 @pytest.mark.parametrize("settings", [{"scales": (0.5,)}, {"long_side": 40}, {"scales": (1.7,)}])
 def test_labels_are_the_most_probable_classes(settings):
-    predictor, batch = Predictor(Tiny().eval(), **settings), images(2, 61, 80)
+    predictor, batch = Predictor(Tiny().eval(), **settings), smooth_images(2, 61, 80)
     probs = torch.cat([band for _, band in predictor.probs(batch)], dim=2)
     assert torch.equal(predictor.labels(batch), probs.argmax(1).to(torch.uint8))
 
