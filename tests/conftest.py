@@ -17,6 +17,7 @@ import thin_networks
 import torch
 from chaos import free_port
 from python_server import PythonServer, Started
+from torch.autograd.graph import saved_tensors_hooks
 
 import evaluate
 import models
@@ -174,15 +175,29 @@ def score(checkpoint: Path, folder: Path, *words: object) -> dict:
     return json.loads((folder / "scores.json").read_text())
 
 
-def random_checkpoint(path: Path, num_classes: int, **values) -> Path:
-    """Write a checkpoint of a model of random weights whose predictions vary. values: of train.py's flags."""
-    torch.manual_seed(1)
-    model = models.build("res50_ASPP", layers=18, num_classes=num_classes)
+def smooth_images(number: int, height: int, width: int) -> torch.Tensor:
+    """Ones in which neighbours differ less than far-away pixels do, (B, H, W, 3) uint8."""
+    noise = torch.rand(number, 3, 7, 9, generator=torch.Generator().manual_seed(0)) * 255
+    values = torch.nn.functional.interpolate(noise, size=(height, width), mode="bicubic")
+    return values.clamp(0, 255).byte().permute(0, 2, 3, 1)
+
+
+def varied_model(model_type: str, num_classes: int, seed: int) -> torch.nn.Module:
+    """A model of random weights, in eval mode, whose predictions vary from pixel to pixel."""
+    torch.manual_seed(seed)
+    model = models.build(model_type, layers=18, num_classes=num_classes)
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 1.0  # statistics of this one batch: no class then wins everywhere
-    noise = torch.rand(4, 3, 9, 9) * 255
-    model.train()(torch.nn.functional.interpolate(noise, size=(96, 96), mode="bilinear").permute(0, 2, 3, 1))
+        if isinstance(module, torch.nn.Conv2d) and (module.out_channels, module.kernel_size) == (num_classes, (1, 1)):
+            torch.nn.init.normal_(module.weight, std=0.1)
+    model.train()(smooth_images(4, 48, 48))
+    return model.eval()
+
+
+def random_checkpoint(path: Path, num_classes: int, **values) -> Path:
+    """Write a checkpoint of a varied model. values: of train.py's flags."""
+    model = varied_model("res50_ASPP", num_classes, seed=1)
     own = {"dataset": "Dense", "model_type": "res50_ASPP", "numclasses": num_classes, "dataset_path": "."}
     words = flags(**own | values)
     torch.save({"model": model.state_dict(), "config": as_dict(parse_flags(words))}, path)
@@ -253,6 +268,20 @@ def is_running(pid: int) -> bool:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def bytes_kept(model: torch.nn.Module, *inputs: object) -> list[int]:
+    """Sizes of all that a forward pass keeps for the backward pass, except for the model's parameters and buffers."""
+    own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        storages[value.untyped_storage()._cdata] = value.untyped_storage()
+        return value.detach()
+
+    with saved_tensors_hooks(keep, lambda value: value):
+        model(*inputs)
+    return [storage.nbytes() for key, storage in storages.items() if key not in own]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DENSE, finish, read_metrics, refused, run_train, score, start_group, succeed, using, wait_until
+from faulty_data import put
 from PIL import Image
 from test_report import Elements
 
@@ -104,6 +105,13 @@ def test_report_of_the_run_is_that_of_its_best_checkpoint(run, tmp_path):
         assert page_of(tmp_path / name / "index.html") == page
 
 
+@pytest.fixture
+def data(demo_root, tmp_path, monkeypatch) -> Path:
+    """A copy of the demo data to change, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(demo_root, "data"))
+
+
 SAID = "if they only rename the model's, add --classes {file}; if not, add a --label_map FILE"
 
 
@@ -119,9 +127,7 @@ SAID = "if they only rename the model's, add --classes {file}; if not, add a --l
         (None, [], ""),
     ],
 )
-def test_data_of_other_class_names_are_said(run, demo_root, tmp_path, monkeypatch, capsys, names, more, said):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(demo_root, "data")
+def test_data_of_other_class_names_are_said(run, data, tmp_path, capsys, names, more, said):
     Path("map.txt").write_text("".join(f"{number} {number}\n" for number in range(5)))
     if names:
         Path("data/classes.txt").write_text(names)
@@ -131,11 +137,9 @@ def test_data_of_other_class_names_are_said(run, demo_root, tmp_path, monkeypatc
     assert all(said.format(file="data/classes.txt") in line for line in lines)
 
 
-def test_a_label_above_the_classes_has_a_remedy_that_works(run, demo_root, tmp_path, monkeypatch):
+def test_a_label_above_the_classes_has_a_remedy_that_works(run, data, tmp_path):
     """A checkpoint has a fixed number of classes, so raising --numclasses would only fail later."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(demo_root, "data")
-    path = min(Path("data/SegmentationClassAug").glob("*8.png"))
+    path = min((data / "SegmentationClassAug").glob("*8.png"))
     label = np.array(Image.open(path))
     label[:3, :4] = 5
     Image.fromarray(label).save(path)
@@ -148,9 +152,7 @@ def test_a_label_above_the_classes_has_a_remedy_that_works(run, demo_root, tmp_p
     assert score(run / "last.pt", tmp_path, *words, "--label_map", "map.txt")["pixels"] == 3 * 120 * 160 - 12
 
 
-def test_a_file_of_names_that_changed_since_the_training_is_said(run, demo_root, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(demo_root, "data")
+def test_a_file_of_names_that_changed_since_the_training_is_said(run, data, tmp_path, capsys):
     content = torch.load(run / "last.pt", weights_only=True)
     content["config"] |= {"dataset_path": "data", "classes": "data/classes.txt"}
     content["texts"] = content["texts"] | {"classes": "a\nb\nc\nd\ne"}
@@ -206,20 +208,17 @@ def test_signal_ends_it_on_all_ranks(run, tmp_path):
         (["--dataset_path", "{data}", "--val_path", "empty"], "nothing to score"),
     ],
 )
-def test_wrong_flags_and_files_are_named(run, demo_root, tmp_path, monkeypatch, words, named):
-    monkeypatch.chdir(tmp_path)
-    data = bytearray((run / "last.pt").read_bytes())
-    data[len(data) // 2] ^= 1
-    (tmp_path / "damaged.pt").write_bytes(data)
+def test_wrong_flags_and_files_are_named(run, data, words, named):
+    damaged = bytearray((run / "last.pt").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    Path("damaged.pt").write_bytes(damaged)
     content = torch.load(run / "last.pt", weights_only=True)
     content["ema"]["backbone.conv1.weight"][0] = torch.nan
-    torch.save(content, tmp_path / "nan.pt")
-    shutil.copytree(demo_root, tmp_path / "data")
-    (tmp_path / "link.json").symlink_to("data/classes.txt")
-    (tmp_path / "data/SegmentationClassAug").rename(tmp_path / "data/gt")
-    (tmp_path / "data/empty").mkdir()
-    for path in (tmp_path / "data/gt").iterdir():
-        Image.new("L", (160, 120), 255).save(tmp_path / "data/empty" / path.name)
+    torch.save(content, "nan.pt")
+    Path("link.json").symlink_to("data/classes.txt")
+    (data / "SegmentationClassAug").rename(data / "gt")
+    for path in (data / "gt").iterdir():
+        put(data / "empty" / path.name, Image.new("L", (160, 120), 255))
     fixed = ["--checkpoint", str(run / "last.pt"), "--dataset_path", "data", "--val_path", "gt", "--device", "cpu"]
     with refused(named):
-        evaluate.main([*fixed, *(word.format(run=run, data=tmp_path / "data") for word in words)])
+        evaluate.main([*fixed, *(word.format(run=run, data=data.resolve()) for word in words)])

@@ -88,10 +88,8 @@ def test_network_is_that_of_timm(network):
     below, right = (-side % facts.multiple for side in SIZE)
     inputs = {"indices": facts.indices, "norm": facts.norm, "intermediates_only": True, "output_fmt": "NCHW"}
     padded = nn.functional.pad(x, (0, right, 0, below))
-    found, expected = (
-        gradients(each, lambda part: part.forward_intermediates(padded, **inputs)) for each in (body, plain)
-    )
-    assert_close(found, expected)
+    own, theirs = (gradients(net, lambda part: part.forward_intermediates(padded, **inputs)) for net in (body, plain))
+    assert_close(own, theirs)
 
     # Each trained parameter has a finite gradient, the same if blocks are recomputed.
     model, recomputing = build(network), build(network, grad_checkpointing=True)

@@ -208,10 +208,8 @@ def test_different_file_lists_are_named(demo_root, tmp_path, split, number):
     names = other / f"ImageSets/SegmentationAug/{split}.txt"
     names.write_text(names.read_text().replace(f"demo_{number:04d}\n", "demo_0007\n", 1))
     words = [flags(dataset_path=root, logdir=tmp_path / "log") for root in (one, other)]
-    one_line_each(
-        finish(two_processes(words, tmp_path)),
-        f"list of rank 1 differs from rank 0's: entry {number % 8 + 1} is 'image=demo_0007.jpg",
-    )
+    named = f"list of rank 1 differs from rank 0's: entry {number % 8 + 1} is 'image=demo_0007.jpg"
+    one_line_each(finish(two_processes(words, tmp_path)), named)
 
 
 @slow
@@ -243,27 +241,25 @@ def test_full_disk_stops_all_ranks_and_leaves_a_whole_checkpoint(tmp_path, small
     """A tmpfs of 250 MiB: a checkpoint of this model has 90, and two are kept besides last.pt."""
     draw_dataset(tmp_path / "data", num_train=8, num_val=3)
     words = flags(dataset_path=tmp_path / "data", logdir=small_disk, name="x", epochs=3, save_step_frequency=1)
-    one_line_each(
-        finish(start_group(2, words, tmp_path)),
-        "cannot be written (No space left on device); the checkpoint needs 90 MiB",
-    )
+    named = "cannot be written (No space left on device); the checkpoint needs 90 MiB"
+    one_line_each(finish(two_processes(words, tmp_path)), named)
     assert not list((small_disk / "x").glob(".*"))
     (small_disk / "x" / "step_00000001.pt").unlink()
     subprocess.run(["mount", "-o", "remount,size=800m", str(small_disk)], check=True)
-    [stdout, _] = succeed(start_group(2, [*words, "--resume", "auto"], tmp_path))
+    [stdout, _] = succeed(two_processes([*words, "--resume", "auto"], tmp_path))
     assert "resuming" in stdout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_checksum_changes_with_any_bit_and_with_neighbours_that_change_places(dtype):
     value = (torch.arange(3000) % 2).to(dtype).view(3, 1000).t()  # not contiguous
-    before = rank_checks._checksum(value)
-    assert rank_checks._checksum(value.clone(memory_format=torch.contiguous_format)) == before
+    before, whole = rank_checks._checksum(value), value.contiguous()
+    assert rank_checks._checksum(whole) == before
     for place in (0, 1234, 2999):
-        changed = value.clone(memory_format=torch.contiguous_format).view(-1)
-        changed.view(torch.uint8)[place * value.element_size()] ^= 1
-        assert rank_checks._checksum(changed.view(1000, 3)) != before
-    swapped = value.clone(memory_format=torch.contiguous_format).view(-1)
+        changed = whole.clone()
+        changed.view(-1).view(torch.uint8)[place * value.element_size()] ^= 1
+        assert rank_checks._checksum(changed) != before
+    swapped = whole.view(-1)
     first = next(place for place in range(2998) if swapped[place] != swapped[place + 1])
     swapped[[first, first + 1]] = swapped[[first + 1, first]]
     assert rank_checks._checksum(swapped.view(1000, 3)) != before

@@ -77,8 +77,11 @@ def test_random_weights_that_stay_random_are_warned_of(demo_run, capfd):
 
 
 def test_frozen_weights_stay_in_a_run_of_two_processes_whatever_else_is_on(demo_flags, tmp_path):
-    """DDP, batch norm over processes, EMA and checkpointing; compared with a run without the last."""
-    words = demo_flags(**DENSE, epochs=1, freeze_backbone=2, ema=0.9, sync_bn="on")
+    """DDP, batch norm over processes, EMA, bf16, accumulation and checkpointing; compared with a run without the last.
+
+    So the two have the same weights, statistics, optimizer and metrics, bit for bit.
+    """
+    words = demo_flags(freeze_backbone=2, accum_steps=2, batchsize=1, amp="bf16", ema=0.9, sync_bn="on")
     words += ["--optimizer", "adamw"]
     succeed(start_group(2, [*words, "--name", "plain"], tmp_path))
     succeed(start_group(2, [*words, "--name", "all", "--grad_checkpointing"], tmp_path))

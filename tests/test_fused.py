@@ -2,12 +2,13 @@
 
 import copy
 import itertools
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import bytes_kept
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from models.layers import blocks, convolution
@@ -17,31 +18,43 @@ from models.layers.convolution import Conv2d
 CHANNELS_LAST = {"memory_format": torch.channels_last}
 
 
+# kernel, stride, dilation, padding, height, width
+WHOLE = [(1, 1, 1, 1, 7, 8), (4, 1, 2, 4, 7, 8), ((1, 3), 1, 2, (0, 2), 7, 8)]
+for size, stride, dilation in itertools.product((1, 3, 5), (1, 2), (1, 9)):  # with 9, a tap of the map reads padding
+    WHOLE.append((size, stride, dilation, dilation * (size // 2), 7, 8))
+DEPTHWISE = [
+    (3, 1, 1, 1, 9, 8),
+    (3, 2, 1, 0, 11, 12),
+    (5, 1, 2, 4, 9, 8),
+    (5, 2, 1, 2, 11, 8),
+    (5, 2, 2, 4, 13, 12),
+    (5, 4, 1, 2, 14, 15),
+    (1, 1, 1, 1, 5, 6),
+]
+PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+
+
 @pytest.mark.parametrize(
-    ("size", "dilation", "options"),
+    ("groups", "geometry", "dtype", "tolerance"),
     [
-        *itertools.product([1, 3, 5], [1, 9], [{}, {"stride": 2}]),  # with 9, a tap of a 7x8 map reads padding alone
-        *itertools.product([1, 3], [1], [{"padding": 1}]),
-        *itertools.product([4, (1, 3)], [2], [{}]),
+        *((1, geometry, *PRECISIONS[0]) for geometry in WHOLE),
+        *((6, geometry, *precision) for geometry in DEPTHWISE for precision in PRECISIONS),
     ],
 )
-def test_convolution_is_torchs(size, dilation, options, monkeypatch):
-    monkeypatch.setattr("models.layers.convolution.taps_are_faster", lambda *args: True)
+def test_convolution_is_torchs(groups, geometry, dtype, tolerance, monkeypatch):
+    monkeypatch.setattr(convolution, "taps_are_faster", lambda *args: True)
+    size, stride, dilation, padding, height, width = geometry
     torch.manual_seed(0)
-    options = {"dilation": dilation, "bias": False, "dtype": torch.float64} | options
-    if options.setdefault("padding", "same") == "same":  # in pairs: our class leaves the word to torch
-        sides = size if isinstance(size, tuple) else (size, size)
-        options["padding"] = tuple(dilation * (side // 2) for side in sides)
-    ours = Conv2d(2, 3, size, **options)
-    theirs = nn.Conv2d(2, 3, size, **options)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(2, 2, 7, 8, dtype=torch.float64, requires_grad=True)
-    for conv in (ours, theirs):
-        conv(x).square().sum().backward()
-        conv.x_grad, x.grad = x.grad, None
-    torch.testing.assert_close(ours(x), theirs(x))
-    torch.testing.assert_close(ours.x_grad, theirs.x_grad)
-    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+    conv = Conv2d(6, 6 if groups == 6 else 4, size, stride, padding, dilation, groups, bias=False, dtype=dtype)
+    x = torch.randn(3, 6, height, width, dtype=dtype, requires_grad=True)
+    exact = [value.detach().double().requires_grad_() for value in (x, conv.weight)]
+    ours, theirs = conv(x), F.conv2d(*exact, None, stride, padding, dilation, groups)
+    grad = torch.randn_like(ours)
+    found = [ours, *torch.autograd.grad(ours, (x, conv.weight), grad)]
+    expected = [theirs, *torch.autograd.grad(theirs, exact, grad.double())]
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * other.abs().max().item())
 
 
 def make(kind: type[nn.Module], *, shortcut: bool, frozen: bool, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -106,17 +119,8 @@ def test_fp16_takes_the_module_whose_sums_cannot_overflow():
 
 def kept_channels(block: nn.Module) -> float:
     """Return how many channels of a map a forward pass keeps, the block's input included."""
-    parameters = {value.untyped_storage()._cdata for value in (*block.parameters(), *block.buffers())}
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def keep(value: torch.Tensor) -> torch.Tensor:
-        storages[value.untyped_storage()._cdata] = value.untyped_storage()
-        return value.detach()
-
-    with saved_tensors_hooks(keep, lambda value: value):
-        block(torch.randn(4, 32, 16, 16, device="meta", requires_grad=True))
-    maps = [storage.nbytes() for key, storage in storages.items() if key not in parameters and storage.nbytes() > 512]
-    return sum(maps) / (4 * 4 * 16 * 16)
+    kept = bytes_kept(block, torch.randn(4, 32, 16, 16, device="meta", requires_grad=True))
+    return sum(size for size in kept if size > 512) / (4 * 4 * 16 * 16)
 
 
 def test_a_bottleneck_keeps_half():
@@ -137,54 +141,12 @@ def test_gradients_have_the_strides_of_the_weights(amp):
         assert parameter.grad.stride() == parameter.stride()
 
 
-# kernel, stride, dilation, padding, height, width
-GEOMETRIES = [
-    (3, 1, 1, 1, 9, 8),
-    (3, 2, 1, 0, 11, 12),
-    (5, 1, 2, 4, 9, 8),
-    (5, 2, 1, 2, 11, 8),
-    (5, 2, 2, 4, 13, 12),
-    (5, 4, 1, 2, 14, 15),
-    (1, 1, 1, 1, 5, 6),
-]
-
-
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
-)
-def test_gradients_are_those_of_torch(geometry, dtype, tolerance):
-    size, stride, dilation, padding, height, width = geometry
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        for shape in ((3, 6, height, width), (6, 1, size, size))
-    )
-    conv = Conv2d(6, 6, size, stride, padding, dilation, groups=6, bias=False)
-    conv.weight = torch.nn.Parameter(weight.detach())
-    ours, weight = conv(x), conv.weight
-    exact = [value.detach().double().requires_grad_() for value in (x, weight)]
-    theirs = F.conv2d(*exact, None, stride, padding, dilation, 6)
-    grad = torch.randn(theirs.shape, generator=generator, dtype=torch.float64).to(dtype)
-    expected = torch.autograd.grad(theirs, exact, grad.double())
-    torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))
-    for one, other in zip(torch.autograd.grad(ours, (x, weight), grad), expected, strict=True):
-        assert one.dtype == dtype
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * float(other.abs().max()))
-
-
 def test_our_convolution_uses_it_for_depthwise_kernels_on_the_cpu(monkeypatch):
-    used = []
-
-    def watch(name):
-        gradients = getattr(convolution, name)
-        monkeypatch.setattr(
-            convolution, name, lambda *args, **options: used.append(name) or gradients(*args, **options)
-        )
-
-    watch("depthwise_gradients")
-    watch("convolution_gradients")
+    used = mock.Mock()
+    for name in ("depthwise_gradients", "convolution_gradients"):
+        used.attach_mock(mock.Mock(wraps=getattr(convolution, name)), name)
+        monkeypatch.setattr(convolution, name, getattr(used, name))
     for groups in (6, 1, 2):  # torch computes the gradients of 2 groups
         conv = Conv2d(6, 6, 5, padding=2, groups=groups, bias=False)
         conv(torch.randn(1, 6, 9, 9, requires_grad=True)).sum().backward()
-    assert used == ["depthwise_gradients", "convolution_gradients"]
+    assert [name for name, *_ in used.method_calls] == ["depthwise_gradients", "convolution_gradients"]

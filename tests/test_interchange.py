@@ -17,9 +17,8 @@ def test_checkpoints_go_from_any_way_of_running_to_any_other(demo_flags, tmp_pat
 
     In float64 with frozen batch norm: the order of a sum then shows in the last digits only.
     """
-    words = demo_flags(
-        freeze_bn=True, batchsize=None, total_batchsize=4, l_lorm=0.01, epochs=None, val_epoch_frequency=0
-    )
+    length = {"batchsize": None, "total_batchsize": 4, "epochs": None, "val_epoch_frequency": 0}
+    words = demo_flags(freeze_bn=True, l_lorm=0.01, **length)
     whole = start([*words, "--epochs", str(EPOCHS), "--name", "whole"], tmp_path, FLOAT64)
     ways = [(1, []), (2, []), (1, ["--accum_steps", "2"]), (2, []), (1, [])]
     stops = [1, 3, 5, 8, 0]  # of 2 steps an epoch, 10 in all: in mid-epoch, and between two

@@ -21,9 +21,8 @@ from training.settle import split_batchsize
 from utils import get_loader
 
 PAGE = REPO / "docs/known_datasets.md"
-TINY = (
-    "--pretrained none --device cpu --workers 0 --amp none --layers 18 --crop_size 33 --max_steps 2 --total_batchsize 2"
-)
+TINY = "--pretrained none --device cpu --workers 0 --amp none --layers 18 --crop_size 33 --max_steps 2"
+TINY += " --total_batchsize 2"
 FLAGS = """dataset dataset_path numclasses classes label_map image_suffix label_suffix train_split val_split image_path
 train_path val_path list_path"""
 COLUMN = 2 * HEIGHT  # pixels of a value in an image, but three columns in VOC

@@ -18,6 +18,7 @@ HEIGHT, WIDTH = 12, 16  # of the drawn labels
 
 def draw(folder, masks: list[np.ndarray], kind: str = "label") -> list[dict]:
     """The files of an image for each mask; the same mask is the same file."""
+    folder.mkdir(exist_ok=True)
     paths = {id(mask): folder / f"{kind}_{number}.png" for number, mask in enumerate(masks)}
     for mask in masks:
         if not paths[id(mask)].exists():
@@ -70,12 +71,10 @@ def test_the_sample_is_spread_over_the_list(tmp_path, warnings):
 def test_a_rare_class_that_the_sample_lacks_is_no_fault(tmp_path, warnings):
     # Of 3 * MAX_LABELS_READ masks the sample has numbers 0, 3, 6 ...; class 1 is in number 4 alone.
     masks = [stripes(0, 255)] * (3 * MAX_LABELS_READ)
-    with pytest.raises(UserError, match="hold only 0 and 255"):
-        warnings(draw(tmp_path, masks), [], 2)
-    with pytest.raises(
-        UserError, match="if 255 is a class, map it with --label_map, then check the labels: the command"
-    ):
-        warnings(draw(tmp_path, masks), [], 21)
+    remedy = "if 255 is a class, map it with --label_map, then check the labels: the command"
+    for num_classes, said in ((2, "hold only 0 and 255"), (21, remedy)):
+        with pytest.raises(UserError, match=said):
+            warnings(draw(tmp_path, masks), [], num_classes)
     masks[4] = stripes(0, 1, 255)
     assert warnings(draw(tmp_path, masks), [], 2) == []
 
@@ -95,15 +94,11 @@ def test_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
     (line,) = warnings(draw(tmp_path, mixed), [], 3)
     assert line.startswith("1 of 5 training labels hold only 0 and 255 (ignored), but most others have no 255")
     for number, other in enumerate((stripes(0, 1, 255), stripes(0, 1))):  # 255 is what is ignored; no 255
-        (tmp_path / str(number)).mkdir()
         assert warnings(draw(tmp_path / str(number), [stripes(0, 255 if not number else 0), other]), [], 2) == []
 
 
 def test_validation_masks_of_0_and_255_beside_training_labels_of_a_class_are_named(tmp_path, warnings):
-    (tmp_path / "val").mkdir()
-    train, val = (
-        draw(folder, [stripes(*values)]) for folder, values in ((tmp_path, (0, 1, 255)), (tmp_path / "val", (0, 255)))
-    )
+    train, val = draw(tmp_path, [stripes(0, 1, 255)]), draw(tmp_path / "val", [stripes(0, 255)])
     (line,) = warnings(train, val, 2)
     assert line.startswith("the validation masks hold only 0 and 255 (ignored), so only class 0 is scored: if 255 is")
     assert warnings(train, train, 2) == []
@@ -116,7 +111,6 @@ def test_training_labels_of_one_class_are_named(tmp_path, warnings, values):
 
 
 def test_validation_masks_without_a_labelled_pixel_are_refused(tmp_path, warnings):
-    (tmp_path / "val").mkdir()
     train, val = draw(tmp_path, [stripes(0, 1)]), draw(tmp_path / "val", [stripes(255)] * (2 * MAX_LABELS_READ))
     with pytest.raises(UserError, match="all validation masks are 255"):
         warnings(train, val, 2)

@@ -169,9 +169,7 @@ def test_sum_of_losses_is_parsed():
 def test_the_order_of_the_words_of_loss_changes_no_bit():
     torch.manual_seed(0)
     label = torch.randint(0, 4, (2, 17, 17), dtype=torch.uint8)
-    start, gradients = torch.randn(2, 4, 5, 5), []
-    batch = Batch(torch.zeros(2, 17, 17, 3, dtype=torch.uint8), label=label)
-    batch = replace(batch, counts=count_batch(batch))
+    start, gradients, batch = torch.randn(2, 4, 5, 5), [], batch_of(label)
     for names in (("seg_dice", "seg_lovasz"), ("seg_lovasz", "seg_dice")):
         criterion, logits = Criterion(dict.fromkeys(names, 1.0)), start.clone().requires_grad_()
         criterion({"logits": logits}, batch, criterion.counts(batch).tolist())[0].backward()

@@ -20,6 +20,9 @@ def test_a_users_error_is_left_for_torchrun_as_a_message(tmp_path):
     assert '"message": "error (rank ' in (tmp_path / "error.json").read_text()
 
 
+LAUNCHER = [sys.executable, str(REPO / "scripts/launch.py"), "torch.distributed.run", "--standalone"]
+
+
 def launch(tmp_path, words: list, **env) -> tuple[int, str]:
     """Exit status and last line of a script of ours."""
     options = {"capture_output": True, "text": True, "timeout": 120, "check": False}
@@ -72,10 +75,8 @@ def test_lines_of_two_ranks_stay_apart(monkeypatch):
 @pytest.mark.slow
 def test_a_killed_process_ends_the_scripts_with_its_signal(tmp_path):
     """A fault of no user: torch's line names the process, and the status is the shell's for SIGKILL."""
-    program = tmp_path / "killed.py"
-    program.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    words = [sys.executable, REPO / "scripts/launch.py", "torch.distributed.run", "--standalone", program]
-    status, line = launch(tmp_path, words, NUM_GPUS="1")
+    (tmp_path / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    status, line = launch(tmp_path, [*LAUNCHER, "killed.py"], NUM_GPUS="1")
     assert status == 128 + signal.SIGKILL
     assert "(exitcode: -9)" in line
 
@@ -83,11 +84,10 @@ def test_a_killed_process_ends_the_scripts_with_its_signal(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_scripts_with_75_and_no_traceback(tmp_path, number):
-    program = tmp_path / "waits.py"
-    program.write_text("import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(60)\n")
-    words = [sys.executable, REPO / "scripts/launch.py", "torch.distributed.run", "--standalone", program]
+    program = "import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+    (tmp_path / "waits.py").write_text(program)
     options = {"cwd": tmp_path, "env": os.environ | {"NUM_GPUS": "1"}, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(list(map(str, words)), **options)
+    process = subprocess.Popen([*LAUNCHER, "waits.py"], **options)
     wait_until((tmp_path / "started").is_file, [process])
     process.send_signal(number)
     assert "launch.py" not in process.communicate(timeout=60)[1]

@@ -37,14 +37,6 @@ def module(words: list[str], cwd: Path, **env) -> list:
     return [start(words, cwd, "-m", OMP_NUM_THREADS=1, **env)]
 
 
-def train_torchrun(words, cwd):
-    return program(["bash", str(REPO / "train_torchrun.sh"), *words], cwd)
-
-
-def train_ddp(words, cwd):
-    return program(["bash", str(REPO / "train_ddp.sh"), *words], cwd)
-
-
 def launch_with_dashes(words, cwd):
     """Guide 0's command to the letter, except for the port, which two tests may want at once."""
     nodes = ["--nnodes=1", "--node_rank=0", "--master_addr=localhost", "--nproc_per_node=2"]
@@ -81,14 +73,9 @@ def without_libuv(words, cwd):
     return program(command, cwd, PYTHONPATH=str(cwd), USE_LIBUV="0")
 
 
-def tcp_url(words, cwd, url=None):
-    url = url or f"tcp://127.0.0.1:{free_port()}"
+def by_url(words, cwd, url):
     words = [*words, "--distributed", "--dist_url", url, "--world_size", "2", "--rank"]
     return [start([*words, str(rank)], cwd) for rank in (0, 1)]
-
-
-def file_url(words, cwd):
-    return tcp_url(words, cwd, f"file://{cwd}/store")
 
 
 def srun(words, cwd):
@@ -98,9 +85,8 @@ def srun(words, cwd):
 
 
 def config_file(words, cwd, **more) -> str:
-    values = {
-        name.removeprefix("--"): yaml.safe_load(value) for name, value in zip(words[::2], words[1::2], strict=True)
-    }
+    pairs = zip(words[::2], words[1::2], strict=True)
+    values = {name.removeprefix("--"): yaml.safe_load(value) for name, value in pairs}
     (cwd / "x.yaml").write_text(yaml.safe_dump(values | more))
     return str(cwd / "x.yaml")
 
@@ -115,21 +101,30 @@ def train_multi_gpu(words, cwd):
     return program(["bash", str(REPO / "scripts/train_multi_gpu.sh"), file, "short"], cwd)
 
 
-PATHS = [
-    *(train_torchrun, train_ddp, run_ddp, train_multi_gpu, launch_with_dashes, launch_use_env),
-    *(two_agents, without_libuv, tcp_url, file_url, srun),
-]
+PATHS = {
+    "train_torchrun.sh": lambda words, cwd: program(["bash", str(REPO / "train_torchrun.sh"), *words], cwd),
+    "train_ddp.sh": lambda words, cwd: program(["bash", str(REPO / "train_ddp.sh"), *words], cwd),
+    "run_ddp.sh": run_ddp,
+    "train_multi_gpu.sh": train_multi_gpu,
+    "launch --": launch_with_dashes,
+    "launch --use_env": launch_use_env,
+    "two torchrun": two_agents,
+    "without libuv": without_libuv,
+    "tcp://": lambda words, cwd: by_url(words, cwd, f"tcp://127.0.0.1:{free_port()}"),
+    "file://": lambda words, cwd: by_url(words, cwd, f"file://{cwd}/store"),
+    "srun": srun,
+}
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+@pytest.mark.parametrize("path", PATHS)
 def test_same_weights_by_any_launch_path(values, expected, tmp_path, path):
-    output = "".join(succeed(path(flags(**values, logdir=tmp_path / "log", name="x"), tmp_path)))
+    output = "".join(succeed(PATHS[path](flags(**values, logdir=tmp_path / "log", name="x"), tmp_path)))
     for rank in (0, 1):
         assert f"rank {rank}, local rank" in output
     assert output.count("world size 2") == 2
-    folder = tmp_path / "log" / ("x-short" if path is train_multi_gpu else "x")
+    folder = tmp_path / "log" / ("x-short" if path == "train_multi_gpu.sh" else "x")
     assert_same_run(folder, expected)
-    launcher = {launch_with_dashes: "torchrun", srun: "srun"}
+    launcher = {"launch --": "torchrun", "srun": "srun"}
     if path in launcher:
         log = (folder / "train.log").read_text()
         assert f"joining the process group of {launcher[path]}; with --no_distributed this process trains alone" in log

@@ -131,9 +131,7 @@ def test_gloo_listens_where_other_machines_reach_this_one(monkeypatch, addresses
     monkeypatch.setattr(rendezvous, "interface_of", {"10.0.0.1": "ib0", "10.0.0.2": "ib1"}.get)
     store, found = dist.HashStore(), []
     for rank, address in enumerate(addresses):
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", variable or "")
-        if not variable:
-            monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+        monkeypatch.setattr(os, "environ", {"GLOO_SOCKET_IFNAME": variable} if variable else {})
         rendezvous.choose_gloo_interface(store, rank, address)
         found.append(os.environ.get("GLOO_SOCKET_IFNAME", ""))
     assert found == interfaces

@@ -45,9 +45,8 @@ def test_subfolders_are_splits_and_pairs_are_found_at_any_depth(tmp_path):
         "image=b.jpg label=b.png",
         "image=night/first one.jpg label=night/first one.png",
     ]
-    assert find(tmp_path, "val").files == [
-        {"image": tmp_path / "images/val/a.jpg", "label": tmp_path / "masks/val/a.png"}
-    ]
+    pair = {"image": tmp_path / "images/val/a.jpg", "label": tmp_path / "masks/val/a.png"}
+    assert find(tmp_path, "val").files == [pair]
     assert len(find(tmp_path, "some split")) == 1
     assert find(tmp_path)[2]["image"].shape == (40, 40, 3)
 
@@ -245,7 +244,5 @@ def test_a_list_that_names_another_mask_is_refused(tmp_path, other):
         if fits:
             assert find_split(tmp_path, "Folder", "train", {"label": ""}).listed == ["images/a.jpg"]
         else:
-            with pytest.raises(
-                UserError, match=rf"train\.txt: names the mask {other}, but .*masks/a\.png would be read"
-            ):
+            with pytest.raises(UserError, match=rf"train\.txt: names the mask {other}, but .*masks/a\.png would be"):
                 find_split(tmp_path, "Folder", "train", {"label": ""})

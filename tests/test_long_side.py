@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import ALONE, flags, read_metrics, run_train, using
-from faulty_data import exif
+from conftest import ALONE, flags, read_metrics, using
+from faulty_data import exif, put
 from PIL import Image
 
 import evaluate
@@ -96,11 +96,9 @@ def test_loader_computes_distances_of_what_it_trains_on(demo_root, long_side):
     assert scribble_distance(label, scale=0.5)[0, 20] == 247
 
 
-def test_checkpoint_is_scored_at_its_training_size_unless_told_otherwise(demo_root, tmp_path, capsys):
+def test_checkpoint_is_scored_at_its_training_size_unless_told_otherwise(demo_run, capsys):
     """evaluate.py prints the numbers that the run logged, in pixels of the images themselves."""
-    folder = run_train(
-        dataset_path=demo_root, logdir=tmp_path, long_side=100, window=65, stride_rate=0.5, max_steps=2, lr=0.001
-    )
+    folder = demo_run(long_side=100, window=65, stride_rate=0.5, max_steps=2, lr=0.001)
     scored = read_metrics(folder, "val")[-1]
     assert scored["pixels"] == 3 * 120 * 160  # of the labels as they are
     for given, how in (
@@ -115,9 +113,9 @@ def test_checkpoint_is_scored_at_its_training_size_unless_told_otherwise(demo_ro
             assert f"{100 * scored['miou']:.2f}" in said
 
 
-def test_a_size_that_validation_could_not_hold_ends_the_run_before_training(demo_root, tmp_path):
+def test_a_size_that_validation_could_not_hold_ends_the_run_before_training(demo_run, tmp_path):
     with pytest.raises(UserError, match="--long_side 60000, --window 0"):
-        run_train(dataset_path=demo_root, logdir=tmp_path, long_side=60000, max_steps=1)
+        demo_run(long_side=60000, max_steps=1)
     assert not list(tmp_path.rglob("*.pt"))
 
 
@@ -146,10 +144,8 @@ def test_photos_are_decoded_no_larger_than_needed(tmp_path, mode, suffix, orient
 
 
 def test_label_of_another_size_is_named_though_the_photo_is_decoded_small(tmp_path):
-    for folder, size in (("images", (400, 300)), ("masks", (200, 150))):
-        (tmp_path / folder / "train").mkdir(parents=True)
-        suffix, mode = ("jpg", "RGB") if folder == "images" else ("png", "L")
-        Image.new(mode, size).save(tmp_path / folder / f"train/a.{suffix}")
+    put(tmp_path / "images/train/a.jpg", Image.new("RGB", (400, 300)))
+    put(tmp_path / "masks/train/a.png", Image.new("L", (200, 150)))
     split = find_split(tmp_path, "Folder", "train", {"label": ""})
     dataset = TrainSet(split, 2, transform=TrainTransform(33, long_side=100))
     with pytest.raises(UserError, match=r"a\.png: 200x150 pixels, but its image .*a\.jpg has 400x300"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import bytes_kept
 
 from models import lorm
 from models.lorm import LoRM, find_foreground, foreground_mask
@@ -81,12 +82,8 @@ def test_what_is_kept_does_not_grow_with_the_number_of_positions_squared():
     torch.manual_seed(0)
     module = LoRM(4)
     x = torch.randn(1, 4, 40, 40, requires_grad=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda value: kept.append(value.numel()) or value, lambda value: value
-    ):
-        module(x, queries(torch.ones(1, 40, 40, dtype=torch.bool)))
-    assert max(kept) == x.numel()  # 6400; the attention has 1600 * 1600 elements
+    kept = bytes_kept(module, x, queries(torch.ones(1, 40, 40, dtype=torch.bool)))
+    assert max(kept) == x.nbytes  # 6400 elements; the attention has 1600 * 1600
 
 
 @pytest.mark.parametrize("background", [0, 3, None])

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from conftest import FAULTS, FLOAT64, finish, start, start_group, succeed
-from torch.autograd.graph import saved_tensors_hooks
+from conftest import FAULTS, bytes_kept, finish, start_group
 
 import models
 from models.layers.norm import BatchNorm2d
 from models.memory import choose_blocks, fuse_blocks, saved_bytes
-from training import checkpoint
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -16,17 +14,7 @@ from training import checkpoint
 def test_the_count_is_what_real_tensors_take(name, fused):
     model = models.build(name, layers=50, num_classes=5).train()
     fuse_blocks(model, fused)
-    kept = {}
-
-    def keep(value):
-        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        return value
-
-    with saved_tensors_hooks(keep, lambda value: value):
-        outputs = model(torch.zeros(3, 65, 65, 3, dtype=torch.uint8))
-    weights = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
-    expected = sum(size for place, size in kept.items() if place not in weights)
-    assert outputs["logits"].requires_grad
+    expected = sum(bytes_kept(model, torch.zeros(3, 65, 65, 3, dtype=torch.uint8)))
     assert saved_bytes(model, (3, 65)) == pytest.approx(expected, rel=0.01)
 
 
@@ -73,14 +61,3 @@ def test_ranks_choose_the_blocks_that_fit_all_of_their_gpus(demo_flags, tmp_path
     (_, stdout, _), (_, _, stderr) = finish(ranks, status=0)
     assert f"--fused_blocks {chosen}: separate modules take" in stdout
     assert "Warning" not in stderr
-
-
-def test_a_checkpoint_of_one_continues_the_other_to_the_same_weights(demo_flags, tmp_path):
-    """In float64. So steps 3 and 4 of one are those of the other."""
-    words = demo_flags(layers=50, save_step_frequency=2, keep=0, lr=0.001, max_steps=4, epochs=None)
-    words += ["--name", "x", "--fused_blocks"]
-    succeed([start([*words, "on"], tmp_path, FLOAT64)])
-    on = checkpoint.read_run(tmp_path / "x/last.pt").model
-    succeed([start([*words, "off", "--resume", str(tmp_path / "x/step_00000002.pt")], tmp_path, FLOAT64)])
-    off = checkpoint.read_run(tmp_path / "x/last.pt").model
-    torch.testing.assert_close(off, on, rtol=1e-9, atol=1e-12)

@@ -17,6 +17,9 @@ from training.record import messages
 from training.record.metrics import Metrics
 from training.scores import confusion_matrix, image_scores, miou_interval, missed_classes, scores, table
 
+# The object, class 1, has 10 of 100 pixels: predicted on 97 pixels, and on none.
+EVERYWHERE, NOWHERE = [[3, 87], [0, 10]], [[90, 0], [10, 0]]
+
 
 def test_confusion_matrix_counts_labelled_pixels():
     label = torch.tensor([[0, 0, 1, 255]], dtype=torch.uint8)
@@ -32,9 +35,8 @@ def test_every_score_and_absent_classes_leave_the_mean():
     assert result["acc"] == pytest.approx([3 / 4, 2 / 3, None, None])
     assert result["precision"] == pytest.approx([1, 2 / 3, None, 0])
     assert result["miou"] == pytest.approx((3 / 4 + 2 / 4) / 2)
-    assert result["dice"] == pytest.approx(
-        [2 * 3 / (4 + 3), 2 * 2 / (3 + 3), None, 0]
-    )  # 2 x right / (label + predicted)
+    # 2 x right / (label + predicted)
+    assert result["dice"] == pytest.approx([2 * 3 / (4 + 3), 2 * 2 / (3 + 3), None, 0])
     assert result["mean_dice"] == pytest.approx((6 / 7 + 2 / 3) / 2)
     assert result["share"] == pytest.approx([4 / 7, 3 / 7, 0, 0])
     assert result["fwiou"] == pytest.approx(3 / 4 * 4 / 7 + 2 / 4 * 3 / 7)  # shares 4/7 and 3/7 of the labelled pixels
@@ -61,37 +63,27 @@ def test_every_score_and_absent_classes_leave_the_mean():
     ],
 )
 def test_the_score_that_decides_the_best_checkpoint(confusion, background, score):
-    found, value = deciding_score(
-        scores(torch.tensor(confusion)), [str(number) for number in range(len(confusion))], background
-    )
+    found, value = deciding_score(scores(torch.tensor(confusion)), ["0", "1", "2"][: len(confusion)], background)
     assert (found, value) == (score[0], pytest.approx(score[1]))
 
 
 def test_classes_that_are_never_predicted_are_named():
     # Class 0 has 90 of 100 pixels. Always predicting it has an IoU of 0.9 for it, and 0 for the two others.
-    result, names = (
-        scores(torch.tensor([[89, 0, 1, 0], [6, 0, 0, 0], [2, 0, 2, 0], [0, 0, 0, 0]])),
-        ["0", "car", "2", "3"],
-    )
+    names = ["0", "car", "2", "3"]
+    result = scores(torch.tensor([[89, 0, 1, 0], [6, 0, 0, 0], [2, 0, 2, 0], [0, 0, 0, 0]]))
     line = "never predicted: class 1 (car); always predicting class 0 has mIoU 30.00"
     assert missed_classes(result, names) == line
     assert f"  {line}" in table(result, names).splitlines()
     assert missed_classes(scores(torch.tensor([[5, 1], [1, 3]])), ["0", "1"]) == ""
     # The object has 10 of 100 pixels, and 97 are called the object: IoU 10 / 97, where all 100 would have 10 / 100.
-    everywhere = scores(torch.tensor([[3, 87], [0, 10]]))
-    line = (
-        "class 1 (car) has an IoU of 10.31, as it is predicted on much of the image; if it is always predicted: 10.00"
-    )
-    assert missed_classes(everywhere, ["0", "car"]) == line
-    # 8 pixels are called the object, and 1 of them is it: IoU 1 / 17.
-    elsewhere = missed_classes(scores(torch.tensor([[83, 7], [9, 1]])), ["0", "car"])
-    assert elsewhere.startswith("class 1 (car) has an IoU of 5.88, as it is predicted mostly in wrong places;")
-    seldom = missed_classes(scores(torch.tensor([[90, 0], [9, 1]])), ["0", "car"])  # IoU 1 / 10
-    assert (
-        seldom == "class 1 (car) has an IoU of 10.00, as it is predicted too rarely; if it is always predicted: 10.00"
-    )
-    large = missed_classes(scores(torch.tensor([[4510, 990], [1800, 2700]])), ["0", "car"])  # IoU 2700 / 5490
-    assert large == "class 1 (car) has an IoU of 49.18; if it is always predicted: 45.00"
+    # Else the IoU: 1 / 17, as 8 pixels are called the object and 1 of them is it; 1 / 10; 2700 / 5490.
+    for confusion, why in (
+        (EVERYWHERE, "10.31, as it is predicted on much of the image; if it is always predicted: 10.00"),
+        ([[83, 7], [9, 1]], "5.88, as it is predicted mostly in wrong places; if it is always predicted: 10.00"),
+        ([[90, 0], [9, 1]], "10.00, as it is predicted too rarely; if it is always predicted: 10.00"),
+        ([[4510, 990], [1800, 2700]], "49.18; if it is always predicted: 45.00"),
+    ):
+        assert missed_classes(scores(torch.tensor(confusion)), ["0", "car"]) == f"class 1 (car) has an IoU of {why}"
     rare = torch.diag(torch.tensor([91, *[0] * 9]))
     rare[1:, 0] = 1  # nine classes of one pixel, all called class 0
     text = missed_classes(scores(rare), [str(number) for number in range(10)])
@@ -100,25 +92,24 @@ def test_classes_that_are_never_predicted_are_named():
 
 def test_the_end_of_a_run_says_what_to_try(tmp_path, caplog):
     """The object has 10 of 100 pixels; it is found nearly everywhere at steps 10 and 20, and nowhere at step 30."""
-    everywhere, nowhere = (scores(torch.tensor(rows)) for rows in ([[3, 87], [0, 10]], [[90, 0], [10, 0]]))
-    with caplog.at_level("INFO", logger="segtrain"):
-        for best, is_first in ((10, True), (20, False)):
-            write_atomic(tmp_path / "best.pt", to_bytes({"step": best}))
-            lines = [
-                {"kind": "val", "step": 10 * (n + 1), **line} for n, line in enumerate([everywhere] * 2 + [nowhere])
-            ]
-            (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            caplog.clear()
-            messages._log_scores(tmp_path / "best.pt", Config(), read_classes("binary", 2))
-            assert "IoU of class 1 (object) is too low to be of use: " in caplog.text
-            assert "docs/one_object.md#if-the-object-is-not-found says what to try" in caplog.text
-            assert ("the first validation had the best score" in caplog.text) == is_first
-        lines = [{"kind": "val", "step": step, **nowhere} for step in (20, 30, 40)]  # never found: no score is lower
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def said(best: int, *confusions: list) -> str:
+        write_atomic(tmp_path / "best.pt", to_bytes({"step": best}))
+        lines = [{"kind": "val", "step": 10 * n, **scores(torch.tensor(rows))} for n, rows in enumerate(confusions, 1)]
+        write_atomic(tmp_path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         caplog.clear()
         messages._log_scores(tmp_path / "best.pt", Config(), read_classes("binary", 2))
-        assert "never predicted" in caplog.text
-        assert "the first validation" not in caplog.text
+        return caplog.text
+
+    caplog.set_level("INFO", logger="segtrain")
+    for best, is_first in ((10, True), (20, False)):
+        text = said(best, EVERYWHERE, EVERYWHERE, NOWHERE)
+        assert "IoU of class 1 (object) is too low to be of use: " in text
+        assert "docs/one_object.md#if-the-object-is-not-found says what to try" in text
+        assert ("the first validation had the best score" in text) == is_first
+    text = said(10, NOWHERE, NOWHERE, NOWHERE)  # never found: no score is lower
+    assert "never predicted" in text
+    assert "the first validation" not in text
 
 
 def test_scores_of_images_and_the_interval_over_them():

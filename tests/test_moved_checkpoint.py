@@ -1,6 +1,7 @@
 """A checkpoint holds what its use needs; no path in it is followed, and no entry is used unchecked."""
 
 import copy
+import functools
 import io
 import json
 import math
@@ -87,13 +88,11 @@ def test_a_checkpoint_of_an_earlier_version_has_its_names_from_the_path_or_none(
     assert TrainedModel("old.pt").cfg.label_map == "own/map.txt"
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "using its text in the checkpoint"), ("a\nb\nc\nd\ne", "changed")])
-def test_a_resumed_run_takes_the_names_of_the_file_or_else_of_the_checkpoint(folder, text, said):
-    Path("own/names.txt").unlink()
-    if text:
-        Path("own/names.txt").write_text(text)
-    train.main(["--resume", str(folder / "last.pt")])  # its epochs are done
-    assert said in (folder / "train.log").read_text()
+def test_a_resumed_run_takes_the_names_of_the_file_or_else_of_the_checkpoint(folder):
+    for text, said in (("a\nb\nc\nd\ne", "changed"), (None, "using its text in the checkpoint")):
+        Path("own/names.txt").write_text(text) if text else Path("own/names.txt").unlink()
+        train.main(["--resume", str(folder / "last.pt")])  # its epochs are done
+        assert said in (folder / "train.log").read_text()
     words = ["--config", folder / "config.yaml", "--resume", folder / "last.pt", "--classes", "nowhere.txt"]
     with pytest.raises(UserError, match=r"--classes nowhere\.txt: No such file"):
         train.main([*map(str, words)])
@@ -179,10 +178,9 @@ def test_weights_of_integers_are_refused(folder):
     for kind, dtype in (("ema", torch.int8), ("ema", torch.int64), ("model", torch.int64)):
         changed = content | {kind: content[kind] | {name: content[kind][name].to(dtype)}}
         checkpoint.write(folder / "crafted.pt", checkpoint.to_bytes(changed))
+        resume = functools.partial(train.main, ["--resume", f"{folder}/crafted.pt"])
         with pytest.raises(UserError, match=name):
-            TrainedModel(folder / "crafted.pt").model() if kind == "ema" else train.main(
-                ["--resume", f"{folder}/crafted.pt"]
-            )
+            TrainedModel(folder / "crafted.pt").model() if kind == "ema" else resume()
 
 
 def test_compressed_records_are_refused_before_they_take_memory(tmp_path):

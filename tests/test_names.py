@@ -19,9 +19,8 @@ def test_ends_of_names_pair_images_and_labels(tmp_path):
         put(tmp_path / f"masks/train/{name}_mask.png")
         put(tmp_path / f"masks/train/{name}_color.png")  # another file, not an error
     put(tmp_path / "images/train/a/x_1_depth.png")
-    assert find(tmp_path, image_suffix="_sat", label_suffix="_mask").listing == [
-        f"image={name}_sat.jpg label={name}_mask.png" for name in ("a/x_1", "a/x_2", "b/x_1")
-    ]
+    expected = [f"image={name}_sat.jpg label={name}_mask.png" for name in ("a/x_1", "a/x_2", "b/x_1")]
+    assert find(tmp_path, image_suffix="_sat", label_suffix="_mask").listing == expected
     with pytest.raises(UserError, match=r"expected .*a/x_1_gt\.png .*--label_suffix"):
         find(tmp_path, image_suffix="_sat", label_suffix="_gt")
 

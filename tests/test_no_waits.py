@@ -27,21 +27,19 @@ STEPS = [
 ]
 
 
-def check_step(flags: list[str], world_size: int) -> None:
-    with our_step(parse_flags([*TINY, *flags]), AbsentGPU(), world_size) as (step, state):
+@pytest.mark.parametrize(
+    ("flags", "world_size"),
+    [
+        *((f"{flags} --sync_bn off", 8) for flags in STEPS),
+        *((STEPS[number], 1) for number in (0, 4)),
+        *((STEPS[number], 8) for number in (0, 3)),  # with batch norm over the ranks
+    ],
+)
+def test_no_step_waits(flags, world_size):
+    with our_step(parse_flags([*TINY, *flags.split()]), AbsentGPU(), world_size) as (step, state):
         step()
     assert state.step == 3
     assert all(parameter.is_meta for parameter in state.raw_model.parameters())  # the step was not done on the CPU
-
-
-@pytest.mark.parametrize(("flags", "world_size"), [*((flags, 8) for flags in STEPS), (STEPS[0], 1), (STEPS[4], 1)])
-def test_no_step_waits(flags, world_size):
-    check_step(flags.split() if world_size == 1 else [*flags.split(), "--sync_bn", "off"], world_size)
-
-
-@pytest.mark.parametrize("flags", [STEPS[0], STEPS[3]])
-def test_no_step_with_batch_norm_over_8_ranks_waits(flags):
-    check_step(flags.split(), world_size=8)
 
 
 def test_a_wait_in_a_step_is_found(monkeypatch):

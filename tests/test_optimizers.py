@@ -106,51 +106,26 @@ def test_the_optimizer_follows_its_flags_and_is_fused_on_cuda(tmp_path, name, de
     model = models.build(cfg.model_type, layers=18, num_classes=5)
     optimizer = utils.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
     assert type(optimizer) is kind
-    [group] = optimizer.param_groups
+    [group] = optimizer.param_groups  # in the model's order: the optimizer's state is saved by position
+    assert [id(value) for value in group["params"]] == [id(value) for value in model.parameters()]
     assert (own | {"lr": 0.5, "weight_decay": 0.03, "lr_factor": 1.0}).items() <= group.items()
     assert bool(optimizer.defaults["fused"]) == (device == "cuda")
 
 
-def build(**options) -> models.Segmenter:
-    return models.build("res50_ASPP_lorm", layers=50, num_classes=4, **options)
-
-
-def settings(model: models.Segmenter, **options) -> dict[str, tuple[float, float]]:
-    """{trained parameter: (factor on its learning rate, weight decay)}. Each is in one group only."""
-    groups = parameter_groups(model, weight_decay=0.05, **options)
-    by_id = {id(value): (group["lr_factor"], group["weight_decay"]) for group in groups for value in group["params"]}
-    assert sum(len(group["params"]) for group in groups) == len(by_id)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {names[key]: values for key, values in by_id.items()}
-
-
-def test_default_is_one_group_in_the_models_order():
-    """As in checkpoints from before there were groups: the optimizer's state is saved by position."""
-    model = build()
-    [group] = parameter_groups(model, weight_decay=0.05)
-    assert [id(value) for value in group["params"]] == [id(value) for value in model.parameters()]
-    assert (group["lr_factor"], group["weight_decay"]) == (1.0, 0.05)
-
-
 def test_head_norms_biases_and_what_the_backbone_exempts():
-    model = build(freeze_backbone=2)
+    model = models.build("res50_ASPP_lorm", layers=50, num_classes=4, freeze_backbone=2)
     model.backbone.no_weight_decay = lambda: {"layer3.0.conv1.weight"}
-    norms = {
-        f"{prefix}.{name}"
-        for prefix, module in model.named_modules()
-        if isinstance(module, nn.BatchNorm2d)
-        for name, _ in module.named_parameters()
-    }
+    norms = {f"{prefix}.weight" for prefix, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
     exempt = norms | {name for name, _ in model.named_parameters() if name.endswith(".bias")} | {"lorm.gamma"}
     exempt |= {"backbone.layer3.0.conv1.weight"}
     frozen = ("backbone.conv1", "backbone.bn1", "backbone.layer1")
     trained = [name for name, _ in model.named_parameters() if not name.startswith(frozen)]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     for decay_norm_bias in (True, False):
-        found = settings(model, decay_norm_bias=decay_norm_bias, head_lr_factor=10.0)
-        assert found == {
-            name: (
-                1.0 if name.startswith("backbone.") else 10.0,
-                0.0 if name in exempt and not decay_norm_bias else 0.05,
-            )
-            for name in trained
-        }
+        factors = {name: 1.0 if name.startswith("backbone.") else 10.0 for name in trained}
+        decays = {name: 0.05 if decay_norm_bias or name not in exempt else 0.0 for name in trained}
+        groups = parameter_groups(model, weight_decay=0.05, decay_norm_bias=decay_norm_bias, head_lr_factor=10.0)
+        found = [(names[id(value)], group) for group in groups for value in group["params"]]
+        assert len(found) == len(trained)  # each is in one group only
+        assert {name: group["lr_factor"] for name, group in found} == factors
+        assert {name: group["weight_decay"] for name, group in found} == decays

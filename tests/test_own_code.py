@@ -9,7 +9,7 @@ import torch
 from conftest import ALONE, DENSE, REPO, flags, refused
 from test_distributed import train_three_ways
 from test_label_losses import batch_of, loss_of, random_batch
-from test_own_network import NETS
+from test_own_network import NETS, own_network
 
 import models
 import train
@@ -18,6 +18,7 @@ from data.transforms import CentreCrop, OwnTransform
 from flags import own_code, parse_flags
 from losses.criterion import Criterion
 from losses.own import OwnTerm, count_losses, load_loss
+from support import user_code
 from support.errors import UserError
 
 CODE = """
@@ -66,21 +67,14 @@ def cut_out(image, labels, rng):
     labels["label"][top : top + 8, left : left + 8] = 255
     return image, labels
 
-def wrong_type(image, labels, rng):
-    return image / 255, labels
-
-def drops(image, labels, rng):
-    return image, {}
-
-def nothing(image, labels, rng):
-    return None
+wrong_type = lambda image, labels, rng: (image / 255, labels)
+drops = lambda image, labels, rng: (image, {})
+nothing = lambda image, labels, rng: None
+fails = lambda image, labels, rng: (image[0].no_such_thing, labels)
 
 def other_class(image, labels, rng):
     labels["label"][0, 0] = 5
     return image, labels
-
-def fails(image, labels, rng):
-    return image[0].no_such_thing, labels
 """
 
 
@@ -91,14 +85,11 @@ def code(tmp_path) -> Path:
     return path
 
 
-def test_same_losses_and_weights_at_any_split_of_the_global_batch(demo_root, tmp_path, code):
+def test_same_losses_and_weights_at_any_split_of_the_global_batch(demo_flags, tmp_path, code):
     """With a loss, a transform and a network of one's own."""
     (tmp_path / "my_nets.py").write_text(NETS)
-    words = flags(
-        dataset_path=demo_root, logdir=tmp_path, epochs=2, batchsize=None, val_epoch_frequency=2,
-        **DENSE | {"model_type": f"{tmp_path}/my_nets.py:UNet", "layers": None},
-        loss=f"ce+0.5*{code}:focal", transform=f"{code}:cut_out",
-    )  # fmt: skip
+    own = own_network(f"{tmp_path}/my_nets.py:UNet") | {"loss": f"ce+0.5*{code}:focal", "transform": f"{code}:cut_out"}
+    words = demo_flags(**own, epochs=2, batchsize=None, val_epoch_frequency=2)
     runs = train_three_ways(words, tmp_path)
     lines, weights, _ = runs["one"]
     assert weights["backbone.net.last.weight"].shape == (5, 4, 1, 1)
@@ -232,10 +223,6 @@ def test_each_file_gets_the_modules_beside_it(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "helper.py").write_text(f"VALUE = {name!r}\n")
         (tmp_path / name / "utils.py").write_text("raise AssertionError\n")
-        (tmp_path / name / "same.py").write_text(
-            "import utils\nfrom helper import VALUE\n\ndef value(): return VALUE\n"
-        )
-    import support.user_code as user_code
-
+        (tmp_path / name / "same.py").write_text("import utils\nfrom helper import VALUE\ndef value(): return VALUE\n")
     loaded = [user_code.load("--loss", f"{tmp_path / name / 'same.py'}:value").value for name in ("a", "b", "a")]
     assert [function() for function in loaded] == ["a", "b", "a"]

@@ -60,15 +60,6 @@ class Strict(UNet):  # has no use for another class in the place of its convolut
         assert isinstance(self.last, nn.Conv2d)
         return super().forward(x)
 
-def broken(num_classes):
-    return 1 / (num_classes - 5)
-
-def words(num_classes):
-    return "no module"
-
-def classifier(num_classes):
-    return nn.Sequential(nn.Conv2d(3, num_classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
 class Odd(nn.Conv2d):
     def __init__(self, num_classes, mean=None, dtype=None, gives=None):
         super().__init__(3, num_classes, 1, dtype=dtype and getattr(torch, dtype))
@@ -85,20 +76,15 @@ class Pooled(nn.Conv2d):  # as SegFormer, which reduces its features by 8
         x = super().forward(x)
         return x + nn.functional.interpolate(nn.functional.avg_pool2d(x, 32), x.shape[2:])
 
-def lazy(num_classes):
-    return nn.LazyConv2d(num_classes, 1)
-
-def empty(num_classes):
-    return nn.Identity()
-
-def positional(classes):
-    return nn.Conv2d(3, classes, 1)
-
+broken = lambda num_classes: 1 / (num_classes - 5)
+words = lambda num_classes: "no module"
+classifier = lambda num_classes: nn.Sequential(nn.Conv2d(3, num_classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+lazy = lambda num_classes: nn.LazyConv2d(num_classes, 1)
+empty = lambda num_classes: nn.Identity()
+positional = lambda classes: nn.Conv2d(3, classes, 1)
+other_size = lambda num_classes: nn.Conv2d(3, num_classes + 1, 1)
 number = 3
 built = nn.Conv2d(3, 5, 1)
-
-def other_size(num_classes):
-    return nn.Conv2d(3, num_classes + 1, 1)
 """
 
 
@@ -110,13 +96,15 @@ def nets(tmp_path) -> Path:
     return path
 
 
+def own_network(model_type: str) -> dict:
+    """Flags of a run of this network on dense masks."""
+    return DENSE | {"model_type": model_type, "layers": None}
+
+
 @pytest.fixture
-def own(demo_root, tmp_path, nets):
+def own(demo_flags, tmp_path, nets):
     """Words of a short run of the U-Net on dense masks."""
-    return flags(
-        dataset_path=demo_root, logdir=tmp_path / "log", **DENSE | {"model_type": f"{nets}:UNet", "layers": None},
-        model_args="dropout=0.1",
-    )  # fmt: skip
+    return demo_flags(logdir=tmp_path / "log", **own_network(f"{nets}:UNet"), model_args="dropout=0.1")
 
 
 def test_a_run_continues_bit_for_bit_if_the_user_names_its_code(own, tmp_path):
@@ -124,12 +112,11 @@ def test_a_run_continues_bit_for_bit_if_the_user_names_its_code(own, tmp_path):
     assert train.main([*words, "--name", "whole"]) == 0
     folder = shutil.copytree(tmp_path / "log/whole", tmp_path / "log/x")
     resume = ["--resume", str(folder / "step_00000002.pt")]
-    with refused(f"is code, {own[own.index('--model_type') + 1]}: to run that code, add --model_type"):
+    at = own.index("--model_type")
+    assert own[at + 2] == "--model_args"
+    name, unnamed = own[at + 1], words[:at] + words[at + 4 :]
+    with refused(f"is code, {name}: to run that code, add --model_type"):
         train.main(resume)  # the run's config.yaml names the code, but the user does not
-    name, unnamed = own[own.index("--model_type") + 1], list(words)
-    for flag in ("--model_type", "--model_args"):
-        at = unnamed.index(flag)
-        del unnamed[at : at + 2]
     for found in ("auto", resume[1]):  # without config.yaml, the checkpoint alone names the code
         with refused(f"--resume {found}: its --model_type is code, {name}: to run that code, add --model_type"):
             train.main([*unnamed, "--name", "x", "--resume", found])
@@ -155,15 +142,14 @@ def trained(own, tmp_path, nets) -> Path:
     return tmp_path / "log" / "run" / "best.pt"
 
 
-def test_a_checkpoint_runs_no_code_unless_the_user_names_it(trained, nets, tmp_path, demo_root, capsys):
+def test_a_checkpoint_runs_no_code_unless_the_user_names_it(trained, nets, tmp_path, demo_root, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     name, images = f"{nets}:UNet", str(demo_root / "JPEGImages")
     uses = [
         lambda *words: evaluate.main(using(trained, *words)),
-        lambda *words: predict.main(using(trained, "--input", images, "--output", tmp_path / "out", *words)),
-        lambda *words: pseudo.main(
-            using(trained, "--dataset", "ScribbleOnly", "--output", tmp_path / "labels", *words)
-        ),
-        lambda *words: export.main(["--checkpoint", str(trained), "--output", str(tmp_path / "x.onnx"), *words]),
+        lambda *words: predict.main(using(trained, "--input", images, *words)),
+        lambda *words: pseudo.main(using(trained, *["--dataset", "ScribbleOnly", "--output", "labels"], *words)),
+        lambda *words: export.main(["--checkpoint", str(trained), *words]),
         lambda *words: segtrain.load(trained, **({"model_type": words[1]} if words else {})),
     ]
     for use in uses:
@@ -181,15 +167,14 @@ def test_a_checkpoint_runs_no_code_unless_the_user_names_it(trained, nets, tmp_p
     assert f"--model_type {name}: its file has changed since {trained} was written" in capsys.readouterr().out
 
 
-def test_an_export_is_compared_on_the_sizes_that_the_network_takes(demo_root, tmp_path, nets, capsys):
-    own = DENSE | {"model_type": f"{nets}:Pooled", "layers": None}
-    train.main(flags(dataset_path=demo_root, logdir=tmp_path, name="run", max_steps=1, epochs=None, **own))
-    export.main(["--checkpoint", str(tmp_path / "run/last.pt"), "--model_type", own["model_type"]])
+def test_an_export_is_compared_on_the_sizes_that_the_network_takes(demo_run, nets, capsys):
+    folder = demo_run(max_steps=1, epochs=None, **own_network(f"{nets}:Pooled"))
+    export.main(["--checkpoint", str(folder / "last.pt"), "--model_type", f"{nets}:Pooled"])
     lines = capsys.readouterr().out.splitlines()
     said = [line for line in lines if "takes no images of 130x17 pixels: RuntimeError: " in line]
     assert len(said) == 2  # of two batches
     assert "my_nets.py line" in said[0]
-    assert (tmp_path / "run/last.onnx").is_file()
+    assert (folder / "last.onnx").is_file()
 
 
 @pytest.mark.parametrize(("name", "folds"), [("UNet", True), ("Crossed", False), ("Strict", False)])
@@ -223,7 +208,7 @@ def test_what_a_network_is_found_to_be(nets):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("words", "message"),
     [
         ("lazy", "has lazy layers: give them their sizes"),
         ("empty", "has no parameters to train"),
@@ -238,25 +223,16 @@ def test_what_a_network_is_found_to_be(nets):
         ("classifier", r"returns a tensor of shape \(2, 5\): return logits \(2, 5, h, w\)"),
         ("other_size", r"returns a tensor of shape \(2, 6, 97, 113\): return logits \(2, 5, h, w\)"),
         ("absent", "has no absent; it has .*UNet"),
+        ("Odd mean=[123,116,103]", r"its image_mean is \(123\.0, .*\): it must be three numbers of 0 to 1"),
+        ("Odd dtype=complex64", r"has weights of torch\.complex64, which checkpoints do not hold"),
+        ("Odd gives=nan", "its logits of a grey image are not finite real numbers"),
+        ("Odd other=1", r"building it with num_classes, other failed: TypeError: .*'other'"),
     ],
 )
-def test_code_that_is_no_network_is_named_in_one_line(nets, name, message):
+def test_code_that_is_no_network_is_named_in_one_line_before_the_first_step(nets, words, message):
+    name, *arguments = words.split()
     with pytest.raises(UserError, match=rf"^--model_type .*my_nets\.py:{name}:? .*{message}"):
-        models.build(f"{nets}:{name}", num_classes=5)
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("mean=[123, 116, 103]", r"its image_mean is \(123\.0, .*\): it must be three numbers of 0 to 1"),
-        ("dtype=complex64", r"has weights of torch\.complex64, which checkpoints do not hold"),
-        ("gives=nan", "its logits of a grey image are not finite real numbers"),
-        ("other=1", r"building it with num_classes, other failed: TypeError: .*'other'"),
-    ],
-)
-def test_odd_networks_are_named_before_the_first_step(nets, argument, message):
-    with pytest.raises(UserError, match=message):
-        models.build(f"{nets}:Odd", num_classes=5, model_args=[argument])
+        models.build(f"{nets}:{name}", num_classes=5, model_args=arguments)
 
 
 @pytest.mark.parametrize(
@@ -338,34 +314,22 @@ def test_logits_are_found_in_what_libraries_return(output):
     assert logits_in(None) is None
 
 
-def test_a_module_of_a_library(demo_root, tmp_path):
+def test_a_module_of_a_library(demo_run):
     """torchvision's LR-ASPP, as its function returns it, with arguments."""
-    words = flags(
-        dataset_path=demo_root, logdir=tmp_path, name="lraspp", max_steps=1, epochs=None,
-        **DENSE | {"model_type": "torchvision.models.segmentation:lraspp_mobilenet_v3_large", "layers": None},
-    )  # fmt: skip
-    assert train.main([*words, "--model_args", "weights_backbone=None"]) == 0
-    assert contents(tmp_path / "lraspp")
+    own = own_network("torchvision.models.segmentation:lraspp_mobilenet_v3_large")
+    assert contents(demo_run(**own, model_args="weights_backbone=None", max_steps=1, epochs=None))
 
 
-def test_networks_of_segmentation_models_pytorch(demo_root, tmp_path):
+def test_networks_of_segmentation_models_pytorch(demo_run):
     pytest.importorskip("segmentation_models_pytorch")
-    model = models.build(
-        "smp:unet", num_classes=5, backbone="timm:resnet18", model_args=["decoder_channels=[32,16,8,8,8]"]
-    )
+    narrow = {"backbone": "timm:resnet18", "model_args": ["decoder_channels=[32,16,8,8,8]"]}
+    model = models.build("smp:unet", num_classes=5, **narrow)
     images = torch.randint(0, 256, (2, 45, 61, 3), dtype=torch.uint8)
     assert model.eval()(images)["logits"].shape == (2, 5, 45, 61)
     assert model.backbone.depths()["net.encoder.model.conv1.weight"] == 0
     assert model.backbone.is_head("net.segmentation_head.0.weight")
     with pytest.raises(UserError, match=r"segmentation_models\.pytorch has no Vnet: it has .*Unet"):
         models.build("smp:Vnet", num_classes=5)
-    words = flags(
-        dataset_path=demo_root,
-        logdir=tmp_path,
-        name="smp",
-        **DENSE | {"model_type": "smp:FPN"},
-        max_steps=1,
-        epochs=None,
-    )
-    assert train.main([*words, "--model_args", "decoder_segmentation_channels=32"]) == 0
-    evaluate.main(using(tmp_path / "smp" / "best.pt"))  # smp's code is not the user's: it need not be named
+    own = DENSE | {"model_type": "smp:FPN", "model_args": "decoder_segmentation_channels=32"}
+    folder = demo_run(**own, max_steps=1, epochs=None)
+    evaluate.main(using(folder / "best.pt"))  # smp's code is not the user's: it need not be named

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ALONE, finish, flags, one_line_each, read_metrics, refused, two_processes
+from conftest import ALONE, finish, flags, one_line_each, read_metrics, refused, smooth_images, two_processes
 from test_checkpoint import content, put
-from test_inference import Tiny, images
+from test_inference import Tiny
 from test_layout import put as put_image
 from test_layout import put_pairs
 from test_recipe import PHOTOS, recipe
@@ -171,7 +171,7 @@ def test_evaluation_with_other_flags_or_files_on_a_rank_is_refused(demo_run, tmp
 
 @pytest.mark.parametrize("settings", [{"scales": (0.5,)}, {"long_side": 40}, {"scales": (1.7,)}])
 def test_labels_are_the_most_probable_classes(settings):
-    predictor, batch = Predictor(Tiny().eval(), **settings), images(2, 61, 80)
+    predictor, batch = Predictor(Tiny().eval(), **settings), smooth_images(2, 61, 80)
     probs = torch.cat([band for _, band in predictor.probs(batch)], dim=2)
     assert torch.equal(predictor.labels(batch), probs.argmax(1).to(torch.uint8))
 
