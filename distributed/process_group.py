@@ -60,7 +60,7 @@ def process_group(
 
     place = launched_by.find_or_make(os.environ, world_size, rank, local_rank)
     if dist_url == "env://":
-        dist_url = launched_by.rendezvous_url(os.environ, place)
+        dist_url = rendezvous.find_address(os.environ, place)
     with stop_request(f" on rank {place.rank}") as stop:
         hint = launched_by.alone(os.environ)
         if hint and place.world_size > 1:  # on each rank: variables that are left over may name any

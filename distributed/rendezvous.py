@@ -1,24 +1,63 @@
-"""How the processes of a group find each other: the store that all of them connect to."""
+"""How the processes of a group find each other: the address, and the store there that all of them connect to."""
 
 import contextlib
 import os
+import re
 import socket
 import struct
 import sys
 import threading
 import time
+import zlib
+from collections.abc import Mapping
 from datetime import timedelta
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import torch.distributed as dist
 
+from support import launched_by
 from support.errors import STOPPED, UserError
 from support.signals import StopRequest
 from support.terminal import warn
 
 ANSWER_SECONDS = 10.0  # how long a store that accepts connections may take to answer
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
+
+
+def find_address(environment: Mapping[str, str], launch: launched_by.Launch) -> str:
+    """Return where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
+
+    MASTER_ADDR and MASTER_PORT override what srun implies. Raises UserError if the host or port is missing or
+    invalid.
+    """
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return "env://"
+    if launch.launcher == "flags" and launch.world_size == 1:
+        return "tcp://127.0.0.1:0"  # a free port
+    host, port = environment.get("MASTER_ADDR", "").strip("[]"), None  # IPv6 addresses may be in brackets
+    if launch.launcher == "srun":
+        host = host or first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")
+        # A port below Linux's ephemeral ones, from a hash of the step's name.
+        step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+        port = 20_000 + zlib.crc32(step.encode()) % 12_000
+    if port is None or "MASTER_PORT" in environment:
+        port = launched_by.integer(environment, "MASTER_PORT")
+    if not host:
+        hint = launched_by.alone(environment)
+        raise UserError(f"environment variable MASTER_ADDR is not set: it names rank 0's machine{hint}")
+    least = 0 if launch.world_size == 1 else 1  # 0 is any free port, which the other ranks would not know
+    if not least <= port < 65536:
+        raise UserError(f"port {port}: must be {least} to 65535 (MASTER_PORT)")
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a Slurm node list: node03 of "node[03-05,9],other1". Raises UserError without one."""
+    host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
+    if not re.fullmatch(r"[\w.-]+", host):
+        raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: not a list of hosts; set MASTER_ADDR to the machine of rank 0")
+    return host
 
 
 class Deadline:

@@ -22,6 +22,7 @@ LENGTH = frozenset({"epochs", "max_steps", "warmup_epochs"})  # with one of them
 LEARNING = frozenset({"loss", "head_lr_factor", "brightness", "contrast", "saturation", "hue"})
 # With one of them an epoch is a pass over the list.
 COUNT_EPOCHS = {"epochs", "warmup_epochs", "val_epoch_frequency", "val_start_epoch", "save_epoch_frequency"}
+NUM_SIZES = 100  # images whose sizes are read
 MAX_REPEAT = 10**6  # as the flag --repeat allows
 FEW_STEPS = 150  # a run of fewer steps says little about what the model can learn
 ENOUGH_STEPS = 2 * FEW_STEPS  # however large the global batch is

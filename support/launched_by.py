@@ -1,8 +1,6 @@
 """Find out who started this process and with which rank: torchrun, srun, variables set by hand, or flags."""
 
-import re
 import sys
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -34,13 +32,13 @@ def find(environment: Mapping[str, str]) -> Launch | None:
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:  # of torchrun, or set by hand
         launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
-        rank, world_size = _integer(environment, "RANK"), _integer(environment, "WORLD_SIZE")
-        local = _integer(environment, "LOCAL_RANK", -1), _integer(environment, "LOCAL_WORLD_SIZE", 0)
+        rank, world_size = integer(environment, "RANK"), integer(environment, "WORLD_SIZE")
+        local = integer(environment, "LOCAL_RANK", -1), integer(environment, "LOCAL_WORLD_SIZE", 0)
         return Launch(launcher, rank, world_size, *local)
     # Slurm sets SLURM_PROCID also in batch scripts and in shells of salloc, but more than one task only under srun.
-    num_tasks = _integer(environment, "SLURM_STEP_NUM_TASKS", 1)
+    num_tasks = integer(environment, "SLURM_STEP_NUM_TASKS", 1)
     if "SLURM_PROCID" in environment and num_tasks > 1:
-        rank, local_rank = _integer(environment, "SLURM_PROCID"), _integer(environment, "SLURM_LOCALID", -1)
+        rank, local_rank = integer(environment, "SLURM_PROCID"), integer(environment, "SLURM_LOCALID", -1)
         return Launch("srun", rank, num_tasks, local_rank)
     return None
 
@@ -56,13 +54,13 @@ def find_or_make(environment: Mapping[str, str], world_size: int = 0, rank: int 
         raise UserError(f"--world_size {world_size}, but {number}: drop the flag")
     if launch and rank not in (-1, launch.rank):
         raise UserError(f"--rank {rank}, but {launch.launcher} set it to {launch.rank}: drop the flag")
-    tasks = _integer(environment, "SLURM_NTASKS", 1)
+    tasks = integer(environment, "SLURM_NTASKS", 1)
     if not launch and world_size == 0 and tasks > 1:
         raise UserError(
             f"SLURM_NTASKS is {tasks}, but srun did not start this process: put srun in front of the command (see "
             f"{document('scripts/slurm.sbatch')}), or add --world_size 1 to train with this process alone"
         )
-    if not launch and world_size == 0 and _integer(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
+    if not launch and world_size == 0 and integer(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
         raise UserError("mpirun started this process, but sets no RANK: use torchrun, or set RANK and WORLD_SIZE")
     if not launch and world_size > 1 and rank < 0:
         raise UserError(f"--world_size {world_size} without a launcher: use torchrun, or give each process its --rank")
@@ -96,41 +94,8 @@ def alone(environment: Mapping[str, str]) -> str:
     return f"; to train alone: {commands}"
 
 
-def rendezvous_url(environment: Mapping[str, str], launch: Launch) -> str:
-    """Return where the group connects: tcp://HOST:PORT, or env:// for the store that torchrun serves.
-
-    MASTER_ADDR and MASTER_PORT override what srun implies. Raises UserError if the host or port is missing or
-    invalid.
-    """
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return "env://"
-    if launch.launcher == "flags" and launch.world_size == 1:
-        return "tcp://127.0.0.1:0"  # a free port
-    host, port = environment.get("MASTER_ADDR", "").strip("[]"), None  # IPv6 addresses may be in brackets
-    if launch.launcher == "srun":
-        host = host or first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")
-        # A port below Linux's ephemeral ones, from a hash of the step's name.
-        step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
-        port = 20_000 + zlib.crc32(step.encode()) % 12_000
-    if port is None or "MASTER_PORT" in environment:
-        port = _integer(environment, "MASTER_PORT")
-    if not host:
-        raise UserError(f"environment variable MASTER_ADDR is not set: it names rank 0's machine{alone(environment)}")
-    least = 0 if launch.world_size == 1 else 1  # 0 is any free port, which the other ranks would not know
-    if not least <= port < 65536:
-        raise UserError(f"port {port}: must be {least} to 65535 (MASTER_PORT)")
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def first_host(nodes: str) -> str:
-    """Return the first host of a Slurm node list: node03 of "node[03-05,9],other1". Raises UserError without one."""
-    host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
-    if not re.fullmatch(r"[\w.-]+", host):
-        raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: not a list of hosts; set MASTER_ADDR to the machine of rank 0")
-    return host
-
-
-def _integer(environment: Mapping[str, str], variable: str, default: int | None = None) -> int:
+def integer(environment: Mapping[str, str], variable: str, default: int | None = None) -> int:
+    """Return a variable as an integer. Raises UserError if it is none, or is missing and has no default."""
     value = environment.get(variable)
     if value is None and default is None:
         raise UserError(

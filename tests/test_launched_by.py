@@ -49,7 +49,7 @@ HAND = "RANK and WORLD_SIZE"
 )
 def test_place_and_address(environment, place, url):
     assert launched_by.find(environment) == place
-    assert launched_by.rendezvous_url(environment, place) == url
+    assert rendezvous.find_address(environment, place) == url
     assert launched_by.rank_of(environment) == str(place.rank)
 
 
@@ -60,14 +60,14 @@ def test_no_launcher(environment):
 
 
 def test_first_host_of_slurms_lists():
-    assert launched_by.first_host("node[03-05,9]") == "node03"  # leading zeros stay
-    assert launched_by.first_host("rack[2-3]n[05-07]-ib") == "rack2n05-ib"
-    assert launched_by.first_host("gpu-1.cluster.org,gpu-2.cluster.org") == "gpu-1.cluster.org"
+    assert rendezvous.first_host("node[03-05,9]") == "node03"  # leading zeros stay
+    assert rendezvous.first_host("rack[2-3]n[05-07]-ib") == "rack2n05-ib"
+    assert rendezvous.first_host("gpu-1.cluster.org,gpu-2.cluster.org") == "gpu-1.cluster.org"
 
 
 def test_flags_set_the_place_without_a_launcher():
     assert launched_by.find_or_make({}) == Launch("flags", 0, 1)
-    assert launched_by.rendezvous_url({}, Launch("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
+    assert rendezvous.find_address({}, Launch("flags", 0, 1, 0)) == "tcp://127.0.0.1:0"
     assert launched_by.find_or_make({}, local_rank=3) == Launch("flags", 0, 1, 3)
     # Which processes share a machine is known once they have connected.
     assert launched_by.find_or_make({}, world_size=4, rank=2) == Launch("flags", 2, 4)
@@ -103,7 +103,7 @@ def test_flags_set_the_place_without_a_launcher():
 )
 def test_impossible_places_and_addresses_are_named(environment, flags, named):
     with refused(named):
-        launched_by.rendezvous_url(environment, launched_by.find_or_make(environment, **flags))
+        rendezvous.find_address(environment, launched_by.find_or_make(environment, **flags))
 
 
 def test_variables_that_an_earlier_command_left_are_named(monkeypatch):

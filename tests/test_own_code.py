@@ -85,12 +85,11 @@ def code(tmp_path) -> Path:
     return path
 
 
-def test_same_losses_and_weights_at_any_split_of_the_global_batch(demo_flags, tmp_path, code):
+def test_same_losses_and_weights_at_any_split_of_the_global_batch(demo_root, tmp_path, code):
     """With a loss, a transform and a network of one's own."""
     (tmp_path / "my_nets.py").write_text(NETS)
     own = own_network(f"{tmp_path}/my_nets.py:UNet") | {"loss": f"ce+0.5*{code}:focal", "transform": f"{code}:cut_out"}
-    words = demo_flags(**own, epochs=2, batchsize=None, val_epoch_frequency=2)
-    runs = train_three_ways(words, tmp_path)
+    runs = train_three_ways(tmp_path, dataset_path=demo_root, epochs=2, val_epoch_frequency=2, **own)
     lines, weights, _ = runs["one"]
     assert weights["backbone.net.last.weight"].shape == (5, 4, 1, 1)
     assert set(lines[0]["losses"]) == {"seg", "focal"}

@@ -17,7 +17,7 @@ from distributed.group import Group
 from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags, describe, own_code
 from flags.declare import per_rank
-from flags.recipe import CPU, CUDA, LEARNING, LENGTH, RECIPE_FLAGS, choose_flags
+from flags.recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
 from models import pretrained
 from models.memory import gpu_memory
 from models.pretrained import StartWeights
@@ -32,8 +32,6 @@ from training.plan import Plan
 from training.record import folder, messages
 from training.record.log import log
 from training.start_weights import read_start_weights
-
-NUM_SIZES = 100  # images whose sizes are read for the recipe
 
 
 def settle(cfg: Config, group: Group) -> Plan:

@@ -7,7 +7,7 @@ from support.errors import shortened
 from support.progress import counted
 from support.terminal import padded
 from tools.check.counts import Counts
-from tools.check.rules import Findings
+from tools.check.rules import UNEVEN, Findings
 
 LAYOUTS = {"Folder": "plain folders", "Dense": "PASCAL VOC's layout"}
 NUM_SIZES = 4
@@ -58,7 +58,7 @@ def _class_table(counts: Counts) -> list[str]:
 
 
 def _stroke_lines(counts: Counts) -> list[str]:
-    """Return lines on classes whose shares in strokes and masks differ by a factor of 2, or that are often skipped."""
+    """Return lines on classes whose shares in strokes and masks differ by UNEVEN, or that are often skipped."""
     train, val = counts.splits
     if not (counts.has_strokes and counts.images.get(train) and counts.images.get(val)):
         return []
@@ -67,7 +67,7 @@ def _stroke_lines(counts: Counts) -> list[str]:
         drawn, shown = (row.images[split] / counts.images[split] for split in (train, val))
         ratio = row.pixels[train] * totals[1] / max(row.pixels[val] * totals[0], 1)
         name = f"class {row.name}" if row.name == str(row.number) else row.name
-        ratios += [f"{name} {ratio:.1f}"] if drawn and shown and not 0.5 < ratio < 2 else []
+        ratios += [f"{name} {ratio:.1f}"] if drawn and shown and not 1 / UNEVEN < ratio < UNEVEN else []
         skipped += [f"{name} {drawn:.0%} / {shown:.0%}"] if 0 < drawn < shown / 2 else []
     lines = [(f"share of the strokes / share of the pixels in {val}", ratios, "for information")]
     lines += [(f"images with a stroke in {train} / images that show it in {val}", skipped, "draw more of these")]

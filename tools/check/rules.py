@@ -5,6 +5,7 @@ from pathlib import Path
 
 # Limits of the rules.
 DENSE_STROKES = 0.5  # share of the labelled pixels: strokes label a few percent
+UNEVEN = 2  # factor from which a class's share of the strokes is listed beside its share of the masks
 FEW = 4  # a misspelt class is in so many times fewer images than the right one, at least
 
 # {code: (what is wrong, what to do)}. Errors stop training, or make it or its scores wrong.
