@@ -23,7 +23,7 @@ if __name__ == "__main__":
 from distributed import rank_checks
 from distributed.group import Group
 from inference.evaluation import Evaluation, evaluate_split
-from inference.report import describe_protocol, gather_predictions, page
+from inference.report import choose_images, describe_protocol, gather_predictions, page
 from inference.trained import load_on_ranks, run_program
 from support.best_score import deciding_score
 from support.errors import UserError
@@ -67,7 +67,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     how = describe_protocol(cfg, model.resolve_weights(flags.weights), flags.scales, flip=flags.flip)
     log.info(f"{model.path} on {counted(len(dataset), 'image')} of {split}: {how}")
 
-    result = evaluate_split(predictor, loader, group, split, keep=bool(flags.report))
+    result = evaluate_split(predictor, loader, group, split, choose_images if flags.report else None)
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
     log.info(table(result.scores_with_interval, classes.names))

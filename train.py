@@ -267,7 +267,7 @@ class Trainer:
         torch.backends.cudnn.benchmark = False  # images have many sizes: cuDNN would measure again for each
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.window_options)
         with run.metrics.pause():  # exclude the validation from images per second
-            result = evaluate_split(predictor, self.val_loader, group, "validation", keep=True)
+            result = evaluate_split(predictor, self.val_loader, group, "validation", keep=report.choose_images)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
         name, score = deciding_score(result.scores, self.classes.names, cfg.background_class)

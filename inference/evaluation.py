@@ -1,6 +1,7 @@
 """Evaluate a split: predict every image once, over all ranks, and count pixels."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +16,8 @@ from distributed.group import Group
 from inference.predictor import ImagePredictor, Step, each_batch
 from support.batch import EvalBatch
 from training import scores as counting
-from training.scores import Scores, class_counts, class_iou, confusion_matrix, mean_iou, miou_interval
+from training.scores import Scores, class_counts, confusion_matrix, miou_interval
 
-NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 NUM_EXAMPLES = 4  # pictures of each validation on the boards
 
 
@@ -52,32 +52,19 @@ class Evaluation:
         return [panel(image, label, predicted, classes, background) for image, label, predicted in self.examples]
 
 
-def choose_images(counts: np.ndarray) -> list[int]:
-    """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
-
-    counts: see Evaluation. An image that is left out of a set is also left out of every larger set.
-    """
-    miou = mean_iou(counts)
-    order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
-    chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
-    for class_ious in np.where(counts[:, 1] > 0, class_iou(counts), np.inf).T:
-        if np.isfinite(class_ious).any():
-            chosen.add(int(class_ious.argmin()))
-    return [index for index in order if index in chosen]
-
-
 def evaluate_split(
     predictor: ImagePredictor,
     loader: Loader,
     group: Group,
     title: str,
-    *,
-    keep: bool = False,
+    keep: Callable[[np.ndarray], list[int]] | None = None,
 ) -> Evaluation:
     """Predict each image of a split once, over all ranks, and return their Evaluation. Collective.
 
-    title: names the progress bar. keep: whether to keep the predictions that choose_images() may choose, and this
-    rank's first NUM_EXAMPLES images. Raises Stopped on all ranks if one of them got a signal.
+    title: names the progress bar. keep: chooses the images whose predictions are kept, as report.choose_images() does:
+    it takes the counts of some images and returns indices into them. An image that it leaves out of a set must also be
+    left out of every larger set. With `keep`, this rank's first NUM_EXAMPLES images are kept as well. Raises Stopped on
+    all ranks if one of them got a signal.
     """
     dataset = loader.dataset
     confusion, counts = (
@@ -99,7 +86,7 @@ def evaluate_split(
                 examples.append((image.cpu().numpy(), label.cpu().numpy(), predicted.cpu().numpy()))
         if keep:
             kept = sorted([*pngs, *batch.indices])
-            kept = [kept[number] for number in choose_images(counts[kept].cpu().numpy())]
+            kept = [kept[number] for number in keep(counts[kept].cpu().numpy())]
             new = dict(zip(batch.indices, predictions, strict=True))
             pngs = {index: pngs.get(index) or label_png(new[index].cpu().numpy()) for index in kept}
 

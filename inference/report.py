@@ -21,13 +21,14 @@ from data.images.files import decode_bytes
 from data.overlays import contours, to_hex
 from distributed.group import Group
 from flags import Config
-from inference.evaluation import Evaluation, choose_images
+from inference.evaluation import Evaluation
 from support.errors import UserError
 from support.files import json_lines, write_atomic
 from support.labels import IGNORE, single_object
 from support.progress import counted
-from training.scores import image_scores
+from training.scores import class_iou, image_scores, mean_iou
 
+NUM_WORST, NUM_BEST = 12, 6  # images in a report, besides the worst one of each class
 TEMPLATE = Path(__file__).with_name("report.html")
 PICTURE_SIZE = 640  # pixels, largest side of a picture; a page with 60 examples then has about 10 MB
 MAX_POINTS = 2000  # of a curve, which is more than a screen shows
@@ -48,10 +49,24 @@ def describe_protocol(cfg: Config, weights: str, scales: Sequence[float] = (1.0,
     return f"{weights} weights, {size}, {scale}, {windows}{mirrored}{precision}"
 
 
+def choose_images(counts: np.ndarray) -> list[int]:
+    """Return the indices of images for a report: the worst and best, and the worst of each class, by rising mIoU.
+
+    counts: see Evaluation.
+    """
+    miou = mean_iou(counts)
+    order = [index for index in np.argsort(miou, kind="stable").tolist() if np.isfinite(miou[index])]
+    chosen = set(order[:NUM_WORST] + order[-NUM_BEST:])
+    for class_ious in np.where(counts[:, 1] > 0, class_iou(counts), np.inf).T:
+        if np.isfinite(class_ious).any():
+            chosen.add(int(class_ious.argmin()))
+    return [index for index in order if index in chosen]
+
+
 def gather_predictions(result: Evaluation, group: Group) -> dict[int, bytes]:
     """Return {index: PNG of the prediction} of the images to show, by rising mIoU, on every rank. Collective.
 
-    result: from evaluate_split(keep=True).
+    result: from evaluate_split(keep=choose_images).
     """
     chosen = choose_images(result.counts)
     shares = group.gather([result.pngs.get(index) for index in chosen])

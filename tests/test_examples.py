@@ -11,7 +11,7 @@ from PIL import Image
 
 from data.sampler import EvalBatches
 from inference.evaluation import evaluate_split
-from inference.report import gather_predictions
+from inference.report import choose_images, gather_predictions
 from support.batch import EvalBatch
 
 NUM_IMAGES, WORST = 60, 37
@@ -70,7 +70,7 @@ class Batches(list):
 
 def scored(indices: list[int], size: int = 4):
     predictor = SimpleNamespace(labels=lambda images, step: images[..., 0], num_windows=lambda size: 1)
-    return evaluate_split(predictor, Batches(batches(indices, size)), ALONE, "images", keep=True)
+    return evaluate_split(predictor, Batches(batches(indices, size)), ALONE, "images", keep=choose_images)
 
 
 @pytest.mark.parametrize("size", [1, 7, 60])
