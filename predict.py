@@ -138,7 +138,7 @@ def predict(
     names, sizes = list(good), [header.size for header in good.values()]
     batches = EvalBatches(sizes, batch_size=model.images_at_once, rank=group.rank, world_size=group.world_size)
     # After a kill, repeat whole batches of all images: a model's result may depend on the batch's size.
-    batches.batches = [batch for batch in batches if any(names[index] in pending for index in batch)]
+    batches.keep(lambda index: names[index] in pending)
     files = [(name, inputs[name]) for name in names]
     read_batch = partial(read_inputs, reader=model.reader)
     loader = make_loader(files, flags, group, batch_sampler=batches, collate_fn=read_batch)

@@ -1,6 +1,6 @@
 """Samplers choose which process sees which sample, and when."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ class TrainSampler(DistributedSampler):
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
-                f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): lower these, or "
-                f"--total_batchsize, or use --repeat {-(-self.global_batch // num_samples)}"
+                f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): lower --batchsize"
+                f", --accum_steps or --total_batchsize, or use --repeat {-(-self.global_batch // num_samples)}"
             )
         self.set_position(0, 0)  # len() must work before the first epoch
 
@@ -103,6 +103,10 @@ class EvalBatches(Sampler):
             pixels[owner] += num_pixels
             if owner == rank:
                 self.batches.append(batch)
+
+    def keep(self, is_wanted: Callable[[int], bool]) -> None:
+        """Leave out the batches without a wanted sample. The others stay whole."""
+        self.batches = [batch for batch in self.batches if any(map(is_wanted, batch))]
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)

@@ -120,7 +120,7 @@ def predict_images(
     # Batches are those of all images, and redone whole: a model's result may depend on the batch's size.
     sizes = [size or (0, 0) for size in group.share_work(dataset.image_size, range(len(dataset)))]
     batches = EvalBatches(sizes, batch_size=predictor.images_at_once, rank=group.rank, world_size=group.world_size)
-    batches.batches = [batch for batch in batches if any(map(is_pending, batch))]
+    batches.keep(is_pending)
     read = partial(read_stroked, dataset)
     loader = make_loader(range(len(dataset)), flags, group, batch_sampler=batches, collate_fn=read)
 

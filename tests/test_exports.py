@@ -227,8 +227,11 @@ def test_the_kind_is_found_or_a_command_is_named(tmp_path, capsys):
         find_and_convert(tmp_path / "panoptic.json", tmp_path / "two")
     assert "panoptic COCO, whose masks are PNG files" in capsys.readouterr().err
     save(tmp_path / "numbers/masks/a.png", value=3)
-    with pytest.raises(UserError, match=r"class numbers need no conversion: to check them: .*tools.check .*numbers"):
-        find_and_convert(tmp_path / "numbers", tmp_path / "two")
+    (tmp_path / "deep/masks").mkdir(parents=True)
+    Image.fromarray(np.full((6, 8), 3, np.uint16)).save(tmp_path / "deep/masks/a.png")
+    for name in ("numbers", "deep"):
+        with pytest.raises(UserError, match=rf"class numbers need no conversion: to .*tools\.check .*{name}"):
+            find_and_convert(tmp_path / name, tmp_path / "two")
     with pytest.raises(UserError, match=r"coco: no such file or folder \(OUT is missing\)"):
         main(["coco", str(source)])
 

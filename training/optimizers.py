@@ -26,7 +26,7 @@ def make_optimizer(name: str, groups: list[dict], *, fused: bool, **options) -> 
     a step.
     """
     if name == "adamw":
-        return AdamW(groups, fused=fused or None, **options)
+        return AdamW(groups, fused=fused or None, **options)  # None: torch's default, which may be another loop
     return FusedSGD(groups, **options) if fused else SGD(groups, **options)
 
 

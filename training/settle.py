@@ -184,7 +184,8 @@ def take_recipe(
         return choices, {name: choice for name, choice in open_length.items() if name in LEARNING - {*choices}}
 
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.
-    choices, prevented = group.broadcast(group.run_on_rank_0(choose, "choosing flags"))
+    is_open = bool(RECIPE_FLAGS - given)  # else no image need be read
+    choices, prevented = group.broadcast(group.run_on_rank_0(choose, "choosing flags") if is_open else ({}, {}))
     if choices:
         log.info(f"chosen from the {'checkpoint' if resumed else 'data and the device'}: {describe(choices)}")
     if prevented:

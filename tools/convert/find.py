@@ -5,7 +5,7 @@ from pathlib import Path
 
 from data.folders import list_files
 from data.images import LABEL_MODES
-from data.images.files import LABEL_SUFFIXES, label_values, opened
+from data.images.files import LABEL_SUFFIXES, MASK, label_values, opened
 from support import shell
 from support.errors import InputError, UserError
 from support.files import read_bytes
@@ -95,7 +95,7 @@ def _find_masks(source: Path) -> dict[str, Path]:
     examples: dict[str, Path] = {}
     for path in paths[:: max(1, len(paths) // MAX_MASKS)]:
         try:
-            with opened(path) as image:
+            with opened(path, MASK) as image:
                 has_colours = label_values(image)[1] not in LABEL_MODES
         except InputError:
             continue  # the conversion names it

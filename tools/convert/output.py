@@ -58,7 +58,7 @@ def _check_image(entry: Entry, file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image. Raises InputError if it is damaged or not of the size it should have."""
     size, turn, *_ = any_header(file)
     try:
-        with opened(file) as image:
+        with opened(file, MASK) as image:  # not IMAGE: 16-bit grey is copied as it is
             image.load()
     except NotRGBError:
         read_values(file)
