@@ -39,10 +39,11 @@ class TrainSampler(DistributedSampler):
         self.global_batch = batch_size * accum_steps * world_size
         self.steps_per_epoch = self.epoch_length // self.global_batch  # rounded down: each step has a whole batch
         if self.steps_per_epoch == 0:
+            product = f"--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)"
             raise UserError(
                 f"the training list has {num_samples} image(s) but one optimizer step takes {self.global_batch} "
-                f"(--batchsize {batch_size} x --accum_steps {accum_steps} x {world_size} process(es)): lower --batchsize"
-                f", --accum_steps or --total_batchsize, or use --repeat {-(-self.global_batch // num_samples)}"
+                f"({product}): lower --batchsize, --accum_steps or --total_batchsize, or use "
+                f"--repeat {-(-self.global_batch // num_samples)}"
             )
         self.set_position(0, 0)  # len() must work before the first epoch
 
