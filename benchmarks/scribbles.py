@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.classes import read_classes
-from flags.recipe import CRF_WEIGHT
+from flags.auto_recipe import CRF_WEIGHT
 from support.files import write_atomic
 from tools.scribbles.pipeline import PSEUDO_FLAGS
 

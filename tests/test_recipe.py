@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from flags import FLAGS, Config, as_dict, parse_flags
-from flags.recipe import COLOURS, CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, choose_flags
+from flags.auto_recipe import COLOURS, CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, choose_flags
 from support.errors import DivergedError
 from tools.check.__main__ import main as check_data
 from train import main as train

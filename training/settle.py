@@ -16,8 +16,8 @@ from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags, describe, own_code
+from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
 from flags.declare import per_rank
-from flags.recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
 from models import pretrained
 from models.memory import gpu_memory
 from models.pretrained import StartWeights

@@ -9,7 +9,7 @@ from data.images.resize import large_images
 from data.layout import SCRIBBLES, first_folder
 from data.plain import IMAGES, MASKS, Folders, find_places, find_whole
 from flags import Config, as_dict, as_words
-from flags.recipe import CPU, CUDA, choose_flags
+from flags.auto_recipe import CPU, CUDA, choose_flags
 from support import shell
 from support.labels import DENSE
 from tools.check.counts import Counts

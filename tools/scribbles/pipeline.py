@@ -30,10 +30,10 @@ from data.images import read_label
 from data.label_check import MAX_LABELS_READ
 from data.layout import MASKS, SCRIBBLES, find_split, first_folder
 from flags import Config, as_dict, as_words, parse_flags, without_defaults
+from flags.auto_recipe import RECIPE_FLAGS
 from flags.declare import flag
 from flags.programs import PSEUDO
 from flags.reader import FlagReader
-from flags.recipe import RECIPE_FLAGS
 from flags.shared import DataFlags, LaunchFlags
 from support import program, shell, signals
 from support.errors import STOPPED, UserError

@@ -12,8 +12,8 @@ from data.loader import Loader
 from data.sampler import TrainSampler
 from distributed.group import Group, Stopped
 from flags import Config, as_words, changes, own_code, without_defaults
+from flags.auto_recipe import FEW_STEPS
 from flags.loss_weights import loss_weights
-from flags.recipe import FEW_STEPS
 from models import RESNET
 from support.best_score import class_label, deciding_score
 from support.files import json_lines
