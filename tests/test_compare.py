@@ -78,6 +78,30 @@ def test_table_of_two_runs(tmp_path, capsys, monkeypatch):
     assert titles[:2] == ["run    --lr  --scale   mIoU  at step", "run   steps  time  images/s  state"]
 
 
+@pytest.mark.parametrize(
+    ("mious", "values", "hint"),
+    [
+        ((0.1, 0.2, 0.3), {"lr": (0.001, 0.01, 0.1)}, "largest --lr of these runs: also try a larger one"),
+        ((0.3, 0.2, 0.1), {"lr": (1e-5, 1e-4, 0.001)}, "smallest --lr of these runs: also try a smaller one"),
+        ((0.1, 0.3, 0.2), {"lr": (0.001, 0.01, 0.1)}, ""),
+        ((0.1, 0.3), {"lr": (0.001, 0.01)}, ""),  # of two runs, the best is always at an end
+        ((0.1, 0.2, 0.3), {"seed": (0, 1, 2)}, ""),
+        ((0.3, 0.2, 0.1), {"l_crf": (0.0, 0.1, 0.3)}, ""),
+        ((0.1, 0.2, 0.3), {"loss": ("ce", "ce+dice", "dice")}, ""),
+        ((0.1, 0.2, 0.3), {"lr": (0.001, 0.01, 0.1), "wdecay": (0.1, 0.01, 0.01)}, ""),
+        ((0.0, 0.0, 0.0), {"lr": (0.001, 0.01, 0.1)}, ""),  # nothing was learnt
+    ],
+)
+def test_a_best_run_at_the_end_of_a_sweep_asks_for_another_value(tmp_path, capsys, mious, values, hint):
+    for number, miou in enumerate(mious):
+        given = {name: texts[number] for name, texts in values.items()}
+        write_run(tmp_path / f"run{number}", lines_of(miou), **given)
+    main([str(tmp_path)])
+    said = capsys.readouterr().out
+    assert ("the best run has the " in said) == bool(hint)
+    assert hint in said
+
+
 def test_runs_that_did_not_end(tmp_path, capsys):
     """Killed in the middle of a line, without a step, after an error, of an earlier version, and with metrics only."""
     metrics = write_run(tmp_path / "killed", lines_of(0.2), log=LOG.rpartition("\n")[0]) / "metrics.jsonl"

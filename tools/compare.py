@@ -6,6 +6,7 @@ Each run is a folder that train.py wrote. The best one comes first: by the mIoU,
 """
 
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from tools.compare_runs import Run, find_runs, read_run, value_text
 PLACES = ("name", "logdir")  # flags that say where a run is, not what it does
 MAX_CELL = 60  # characters of a value on the terminal; the page has all
 MAX_WIDTH = 10**6  # of a line in a file or pipe
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?")  # as value_text() writes it
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,21 @@ def differing_flags(runs: list[Run]) -> dict[str, list[str]]:
     return found
 
 
+def edge_hint(flags: dict[str, list[str]]) -> str:
+    """Return advice if one flag alone differs, by three or more numbers, and the first run has the end of its range.
+
+    flags: result of differing_flags(), the best run first.
+    """
+    name, texts = next(iter(flags.items()), ("", []))
+    if len(flags) > 1 or name == "--seed" or not all(map(_NUMBER.fullmatch, texts)) or len(set(texts)) < 3:
+        return ""
+    values = [float(text) for text in texts]
+    ends = {min(values): ("smallest", "smaller"), max(values): ("largest", "larger")}
+    most, more = ends.get(values[0], ("", ""))
+    is_end = most and values[0] > 0  # 0 is often "off", and -1 "automatic"
+    return f"the best run has the {most} {name} of these runs: also try a {more} one" if is_end else ""
+
+
 def table_lines(names: list[str], columns: dict[str, list[str]], width: int) -> list[str]:
     """Return a table as lines of text. Columns that do not fit follow below, beside the names again."""
     first = padded([shortened(text, MAX_CELL) for text in ("run", *names)])
@@ -76,12 +93,15 @@ def main(argv: list[str] | None = None) -> None:
     check_file(output, "--output", mark=MARK, suffix=".html")
     runs = [read_run(folder, Path(os.path.relpath(folder, parent)).as_posix()) for folder in folders]
     runs.sort(key=lambda run: (-run.score, run.name))
-    facts = differing_flags(runs) | {title: [run.facts[title] for run in runs] for title in runs[0].facts}
+    flags = differing_flags(runs)
+    facts = flags | {title: [run.facts[title] for run in runs] for title in runs[0].facts}
     ious = {name: [run.ious.get(name, "-") for run in runs] for run in runs for name in run.ious}
     tables = {"Runs": facts, "IoU of each class, at the best validation": ious}
     width = shutil.get_terminal_size((MAX_WIDTH, 0)).columns
     for heading, columns in tables.items():
         say(f"{heading}:", *table_lines([run.name for run in runs], columns, width))
+    if runs[0].score > 0 and (hint := edge_hint(flags)):
+        say(hint)
     write_atomic(output, page(runs, tables))
     say(f"curves: {output}")
 
