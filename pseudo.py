@@ -29,7 +29,7 @@ from support.errors import UserError
 from support.files import check_file, write_atomic
 from support.results import reserve
 from training.data import find_files, prepare_demo_data
-from training.data_flags import warn_of_other_names
+from training.data_flags import warn_of_other_class_names
 
 log = logging.getLogger("segtrain")
 
@@ -65,7 +65,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     settings = trained.settings(flags) | {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.architecture
     prepare_demo_data(cfg, group)
     remedy = "use a model trained on the data set's classes: the pseudo-labels get its class numbers"
-    warn_of_other_names(cfg, classes, trained.file.config or {}, remedy)
+    warn_of_other_class_names(cfg, classes, trained.file.config or {}, remedy)
     split, folder = flags.split or cfg.train_split, Path(flags.output)
     dataset = pseudo_folder.find_scribbles(cfg, split, flags.train_path)
     if cfg.dataset == "Folder":  # its labels are in a folder for the split, such as OUTPUT/train

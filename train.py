@@ -63,8 +63,8 @@ def main(argv: list[str] | None = None) -> int:
         return {"test": evaluate, "predict": predict}[cfg.task].main(task_arguments(cfg))
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
-        # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run encloses it,
-        # because Run logs each error, and adds the command that resumes the run to the message of a UserError.
+        # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run is the outer
+        # one, because it must see them: it logs each error, and adds the command that resumes the run to a UserError.
         with Run(group) as run, program.explain_errors(str(group.device), messages.OUT_OF_MEMORY_ADVICE):
             plan = settle(cfg, group)  # reads flags, files and checkpoint; no flag changes afterwards
             trainer = build(plan, group, run)
@@ -88,20 +88,21 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # Schedule scales --lr as --lr_scaling says. In a resumed run, it does so again for the ratio of today's global
-    # batch to that of the first start, which the checkpoint holds.
-    schedule = Schedule(cfg, train_loader.sampler, plan.resumed)
-    optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)
-    # This loads the checkpoint of a resumed run into model and optimizer.
-    state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.resumed)
+    # The peak learning rate is --lr x f(processes at the first start), with f as --lr_scaling says. If a resumed run has
+    # another global batch than the first start, which the checkpoint holds, f of their ratio is a second factor.
+    schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
+    optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)  # each step sets its own learning rate
+    # This loads the checkpoint, if there is one: the weights, the optimizer unless --reset_optimizer, and the position
+    # in the run unless --reset_data_offset.
+    state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.checkpoint)
     # Open the folder only now, so that a failure above leaves none behind. If the run continues in its folder, open()
     # renames the checkpoints of later steps than state.step to *.old, and deletes the metrics of these steps. If no
     # best.pt is left, it resets state.best_score, so that the next validation writes one.
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.write_samples(lambda: draw_samples(cfg, train_loader, plan.classes))  # rank 0 of a new run draws augmented.jpg
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
-    # All ranks must start with equal weights. DDP does not broadcast batch-norm statistics here: in mid-epoch
-    # (samples > 0), each rank has its own, also after a resume, so they are compared only at the start of an epoch.
+    # All ranks must start with equal weights. Batch-norm statistics differ between ranks in mid-epoch (samples > 0),
+    # also after a resume: ranks average them at the end of an epoch. So compare them only between two epochs.
     rank_checks.check_weights(group, raw_model, compare_batch_norm=(state.samples == 0))
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
@@ -154,7 +155,8 @@ class Trainer:
         self.enter_train_mode()
         for micro_batches in run.metrics.watch(steps, total=num_steps, title=title):
             # Validate after the previous step, if due. This is not at the end of the loop, because a signal may stop
-            # the validation: the resumed run begins here, and repeats it. After the last step, close_epoch() validates.
+            # the validation: the resumed run begins here, and repeats it. No step is validated twice. After the last
+            # step, close_epoch() validates.
             if schedule.validates_step(state):
                 state.average_batch_norm(self.group)  # all ranks must score and save the same model
                 score_line, is_best = self.validate()
@@ -181,24 +183,24 @@ class Trainer:
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
         group.note(f"step {state.step + 1}")  # if this rank hangs, the other ranks' error names this step
-        # 1. Get the divisors. Each loss is divided by its count, such as labelled pixels, in the global batch: a mean
-        # per rank would give a pixel more weight on a rank with fewer labelled pixels. If a rank got a signal, this
-        # call raises Stopped on all ranks, before any of them has changed its weights in this step. The counts are in
-        # CPU memory and summed by gloo, so nothing here waits for the GPU.
+        # 1. Get the divisors. Each loss is a sum divided by the number of its terms, such as labelled pixels, in the
+        # global batch: a mean per rank would give a pixel more weight on a rank with fewer labelled pixels. If a rank
+        # got a signal, this call raises Stopped on all ranks, before any of them has changed its weights in this step.
+        # The counts are in CPU memory and summed by gloo, so nothing here waits for the GPU.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        # progress: 0 to 1; the CRF loss grows with it. total_steps counts steps of today's batch size. A resumed run
-        # may have had another, so use steps_done() and not state.step.
+        # progress: 0 to 1; the CRF loss grows with it. With --epochs, steps_done() and total_steps count steps of the
+        # present global batch, but state.step also those of an earlier start with another batch.
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
         # parts: this rank's share of each loss in criterion.names. Shares add up over micro-batches and ranks.
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
             # Seed dropout by the batch's place in the epoch, so that a run on fewer ranks draws the same numbers if it
-            # accumulates more batches of the same --batchsize. seed_forward() adds the epoch and the earlier samples.
-            first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
-            state.seed_forward(cfg.seed, first_sample, group.device)
+            # accumulates more batches of the same --batchsize. seed_forward() adds the epoch and its earlier steps.
+            place_in_step = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
+            state.seed_forward(cfg.seed, place_in_step, group.device)
             batch = batch.to(group.device)
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 # Only the model computes in low precision: the losses need more digits.
@@ -206,9 +208,8 @@ class Trainer:
                     outputs = state.model(batch.image, batch.foreground)  # foreground: None unless LoRM is trained
                 # With --lorm_scope all, the number of LoRM's terms (x - y)^2 depends on the features (models/lorm.py),
                 # so `divisors` cannot contain it. The criterion divides by outputs["lorm_count"] instead: sum it over
-                # ranks. Later micro-batches are not computed yet, so each is divided by its own count. The factor makes
-                # the loss the mean of the micro-batches' losses.
-                if "lorm_count" in outputs:
+                # ranks. Later micro-batches are not computed yet, so each is divided by its own count.
+                if "lorm_count" in outputs:  # times their number, for the mean over micro-batches
                     outputs["lorm_count"] = group.sum(outputs["lorm_count"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
                 # DDP averages gradients over ranks. The divisors are global already, so undo the average.
@@ -217,9 +218,9 @@ class Trainer:
             if cfg.report_training_batch_acc:
                 hits.append(count_hits(outputs["logits"], batch))
 
-        # 3. Clip gradients, update the weights and the EMA, set gradients to zero, and count the step and its samples.
-        # In this process's first step, also compare the ranks: a model that is not wrapped, or whose forward()
-        # changes its weights, would diverge between ranks without an error.
+        # 3. optimizer_step() clips gradients, updates the weights and the EMA, sets gradients to zero, and counts the step
+        # and its samples. In this process's first step, also compare the ranks: a model that is not wrapped, or whose
+        # forward() changes its weights, would diverge between ranks without an error.
         is_first = state.steps_since_start == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)
@@ -228,8 +229,8 @@ class Trainer:
         if is_first:
             rank_checks.check_weights(group, state.raw_model, compare_batch_norm=False)
 
-        # 4. Log the losses. Metrics reads them one step later, so the CPU does not wait for the GPU here. A loss that
-        # is not finite ends the run.
+        # 4. Log the losses. Metrics reads them one step later, so the CPU does not wait for the GPU here. There, a loss
+        # that is not finite ends the run.
         losses = criterion.as_dict(group.sum(parts), progress)
         all_hits = group.sum(torch.stack(hits).sum(0)) if hits else None
         self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images, hits=all_hits)
@@ -243,7 +244,7 @@ class Trainer:
         run, state, schedule, sampler = self.run, self.state, self.schedule, self.train_loader.sampler
         state.average_batch_norm(self.group)
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
-        if schedule.validates_epoch(state):
+        if schedule.validates_epoch(state):  # before the epoch is counted
             score_line, is_best = self.validate()
             line += f", {score_line}"
             checkpoints += ["best.pt"] if is_best else []
@@ -276,6 +277,7 @@ class Trainer:
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
         # save() writes it: after a best validation, that is the save of best.pt.
         predictions = report.gather_predictions(result, group) if is_best else {}
+        # save() adds the path as the last argument.
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
         return messages.score_text(name, score, result.scores, is_best, state), is_best
 

@@ -73,7 +73,7 @@ def parse_flags(argv: list[str] | None = None) -> Config:
         overrides = {name: value for name, value in overrides.items() if name in FLAGS}
     merged = READER.merge(file_values, overrides)
     if saved:
-        own_code.check_named(content.values, overrides, str(saved))
+        own_code.refuse_unnamed(content.values, overrides, str(saved))
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
     # If the command line disables a flag of the file, a note says so. A flag idle in the file alone is an error.

@@ -20,7 +20,7 @@ def words(values: Mapping[str, Any]) -> list[str]:
     return [word for name in sources(values) for word in (f"--{name}", values[name])]
 
 
-def check_named(saved: Mapping[str, Any], named: Mapping[str, Any], where: str) -> None:
+def refuse_unnamed(saved: Mapping[str, Any], named: Mapping[str, Any], where: str) -> None:
     """Raise UserError if a file's flags name code, and the user does not name it, too.
 
     saved, named: {flag: value} of the file and of the user. where: the file, for the message.

@@ -115,7 +115,7 @@ class TrainedModel:
         if overrides.get("dataset", saved.get("dataset")) != saved.get("dataset"):
             # They fit the saved layout only.
             saved = {name: value for name, value in saved.items() if name not in LAYOUT}
-        own_code.check_named({"model_type": saved.get("model_type", "")}, overrides, f"--checkpoint {path}")
+        own_code.refuse_unnamed({"model_type": saved.get("model_type", "")}, overrides, f"--checkpoint {path}")
         named, digest = overrides.get("model_type", ""), self.file.texts.get("model_type", "")
         is_same = is_code(named) and named == saved.get("model_type") and digest
         if is_same and load_code("--model_type", named).digest != digest:

@@ -12,7 +12,7 @@ import utils
 from data.dataset import TrainSet
 from data.distance import pseudo_distance, scribble_distance
 from data.images import read_header, read_image
-from data.images.resize import large_images, scaled_size, shrink
+from data.images.resize import scaled_size, shrink, suggest_long_side
 from data.layout import find_split
 from data.transforms import CentreCrop, TrainTransform
 from flags import parse_flags
@@ -158,6 +158,6 @@ def test_label_of_another_size_is_named_though_the_photo_is_decoded_small(tmp_pa
     [((3000, 4000), 465, 1400), ((3000, 4000), 769, 0), ((1024, 2048), 321, 0)],
 )
 def test_large_images_are_those_of_which_a_crop_shows_little(size, crop_size, expected):
-    long_side, advice = large_images([size] * 3 + [(10, 10)], crop_size)
+    long_side, advice = suggest_long_side([size] * 3 + [(10, 10)], crop_size)
     assert long_side == expected
     assert (f"--long_side {expected}" in advice and f"--window {crop_size}" in advice) == bool(expected)

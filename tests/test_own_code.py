@@ -176,8 +176,8 @@ def test_code_of_a_file_must_be_named_by_the_user():
     saved = {"model_type": "res50_ASPP", "loss": "ce+2*a.py:focal", "transform": "b.c:cut"}
     assert own_code.sources(saved) == {"transform": ["b.c:cut"], "loss": ["a.py:focal"]}
     with refused("x: its --transform is code, b.c:cut: to run that code, add --transform b.c:cut"):
-        own_code.check_named(saved, {"loss": "ce"}, "x")
-    own_code.check_named(saved, {"loss": "ce", "transform": ""}, "x")
+        own_code.refuse_unnamed(saved, {"loss": "ce"}, "x")
+    own_code.refuse_unnamed(saved, {"loss": "ce", "transform": ""}, "x")
     assert own_code.words(saved) == ["--transform", "b.c:cut", "--loss", "ce+2*a.py:focal"]
 
 

@@ -51,7 +51,7 @@ def choose_layout(cfg: Config, group: Group) -> Config:
     return cfg if "model_type" in cfg.given else dataclasses.replace(cfg, model_type=usual_model(cfg))
 
 
-def choose_values(cfg: Config, group: Group, files: dict[str, Split], resumed: Checkpoint | None) -> Config:
+def choose_image_reading(cfg: Config, group: Group, files: dict[str, Split], resumed: Checkpoint | None) -> Config:
     """Return the flags with --bands, --stretch and --value_range as the training images need them. Collective.
 
     A resumed run keeps the checkpoint's values, but measures again if --bands or --stretch changes. Raises UserError
@@ -129,7 +129,7 @@ def choose_classes(
     return cfg, pixels / max(pixels.sum(), 1) if is_dense and train else np.zeros(0)
 
 
-def warn_of_other_names(cfg: Config, classes: Classes, before: dict, otherwise: str) -> None:
+def warn_of_other_class_names(cfg: Config, classes: Classes, before: dict, otherwise: str) -> None:
     """Log a warning if a checkpoint's `classes` are used on a data set whose file has other names.
 
     before: the flags in the checkpoint. otherwise: the remedy if the data set's classes are not the model's. Flags that

@@ -15,8 +15,8 @@ class Plan:
     """Everything that a run is built from. Ranks have equal plans, apart from paths, per-rank flags and start weights.
 
     cfg: the final flags. classes: names and colours. files: the files of the splits "train" and "val", listed once.
-    folder: the folder of the run to continue, or None for a new run. resumed: the Checkpoint to continue from, or None;
-    with --reset_data_offset a new run has one. start_weights: the weights of a run that resumes nothing, on rank 0;
+    folder: the folder of the run to continue, or None for a new run. checkpoint: what --resume names, or None; with
+    --reset_data_offset a new run has one. start_weights: the weights of a run that resumes nothing, on rank 0;
     else None.
     """
 
@@ -24,5 +24,5 @@ class Plan:
     classes: Classes
     files: dict[str, Split]
     folder: Path | None
-    resumed: Checkpoint | None
+    checkpoint: Checkpoint | None
     start_weights: StartWeights | None

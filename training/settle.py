@@ -1,6 +1,7 @@
 """Settle what a run does, before anything is built: the final flags, what it resumes and what it starts from."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from data.classes import FOLDERS, Classes, read_classes, read_preset
 from data.dataset import SegmentationDataset
 from data.images.deep import any_header
-from data.images.resize import large_images
+from data.images.resize import suggest_long_side
 from data.label_check import check_sample
 from data.layout import Split
 from distributed import rank_checks
@@ -27,7 +28,7 @@ from support.user_code import load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
-from training.data_flags import choose_classes, choose_layout, choose_values, warn_of_other_names
+from training.data_flags import choose_classes, choose_image_reading, choose_layout, warn_of_other_class_names
 from training.plan import Plan
 from training.record import folder, messages
 from training.record.log import log
@@ -49,7 +50,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     run_folder, resumed = find_run(cfg, group)
     if resumed:
         kept = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in cfg.given}
-        own_code.check_named(kept, {}, f"--resume {cfg.resume}")  # take_recipe() keeps the loss
+        own_code.refuse_unnamed(kept, {}, f"--resume {cfg.resume}")  # code; take_recipe() keeps the loss
         if kept.get("model_type"):  # an earlier version may have had another default
             cfg = dataclasses.replace(cfg, model_type=kept["model_type"])
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
@@ -57,12 +58,12 @@ def settle(cfg: Config, group: Group) -> Plan:
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
         folder.check_name(Path(cfg.logdir), cfg.name)
-    cfg = choose_values(cfg, group, files, resumed)
+    cfg = choose_image_reading(cfg, group, files, resumed)
     cfg, shares = choose_classes(cfg, group, files, resumed)
-    cfg = read_texts(cfg, resumed)
+    cfg = read_texts(cfg, resumed)  # of --classes, of --label_map, of the user's code
     classes = read_classes(cfg.classes, cfg.numclasses, cfg.texts["classes"])
     if resumed:
-        warn_of_other_names(cfg, classes, resumed.config, "use --pretrained instead of --resume")
+        warn_of_other_class_names(cfg, classes, resumed.config, "use --pretrained instead of --resume")
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.
@@ -76,9 +77,9 @@ def settle(cfg: Config, group: Group) -> Plan:
 
 
 def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
-    """Raise UserError if ranks have different files or versions, or if a label is invalid. check_sample() reads some.
+    """Raise UserError if ranks have different files or versions, or if a label of those that are read is invalid.
 
-    Labels are checked now because training would find a wrong one only when its image is drawn. Collective.
+    check_sample() reads some labels now, because training finds a wrong one only when its image is drawn. Collective.
     """
     options = reading(cfg)
     sets = {name: SegmentationDataset(split, cfg.numclasses, **options) for name, split in files.items()}
@@ -94,9 +95,9 @@ def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
 def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]:
     """Return the folder and the checkpoint of the run that --resume names, on every rank; None for what is not there.
 
-    The run continues in the checkpoint's folder. With --reset_data_offset it starts a new one, and the folder is None.
-    "auto" is the newest intact checkpoint of the newest run. Collective. Raises UserError if the checkpoint is missing
-    or unusable.
+    The run continues in the checkpoint's folder. With --reset_data_offset a new run starts from the checkpoint, and the
+    folder is None. "auto" is the newest intact checkpoint of the newest run. Collective. Raises UserError if the
+    checkpoint is missing or unusable.
     """
     run_folder: Path | None = None
     path: Path | None = None
@@ -164,7 +165,7 @@ def take_recipe(
     given = cfg.given
 
     def choose() -> tuple[dict[str, tuple[Any, str]], dict[str, tuple[Any, str]]]:
-        """Return {flag: (value, reason)} of the choices, and of those that a typed length of the run prevents."""
+        """Return {flag: (value, reason)} of the choices, and of those that only a typed length prevents."""
         if resumed:
             names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())  # --epochs replaces it
             kept = {name: value for name, value in resumed.config.items() if name in names}
@@ -174,14 +175,13 @@ def take_recipe(
         device, memory = CPU, 0.0
         if group.device.type == "cuda":
             device, (_, memory) = CUDA, gpu_memory(group.device)
-        large, _ = large_images(sizes, cfg.crop_size if "crop_size" in given else device.crop_size)
-        options: dict = {"memory": memory, "world_size": group.world_size, "large": large}
+        long_side, _ = suggest_long_side(sizes, cfg.crop_size if "crop_size" in given else device.crop_size)
+        options: dict = {"memory": memory, "world_size": group.world_size, "large": long_side}
         options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}
-        choices, open_length = (
-            choose_flags(as_dict(cfg), names, device, len(files.files), sizes, **options)
-            for names in (given, given - (LENGTH & cfg.typed))
-        )
-        return choices, {name: choice for name, choice in open_length.items() if name in LEARNING - {*choices}}
+        options |= {"device": device, "num_images": len(files.files), "sizes": sizes}
+        recipe = partial(choose_flags, as_dict(cfg), **options)
+        choices, without_length = recipe(given=given), recipe(given=given - (LENGTH & cfg.typed))
+        return choices, {name: choice for name, choice in without_length.items() if name in LEARNING - {*choices}}
 
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.
     is_open = bool(RECIPE_FLAGS - given)  # else no image need be read

@@ -63,7 +63,7 @@ def _shrunk(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.ascontiguousarray(resize(torch.from_numpy(values)[None], size)[0].numpy())
 
 
-def large_images(sizes: Sequence[tuple[int, int]], crop_size: int) -> tuple[int, str]:
+def suggest_long_side(sizes: Sequence[tuple[int, int]], crop_size: int) -> tuple[int, str]:
     """Return (the --long_side to suggest, a line that says why) if images are much larger than a crop, else (0, "").
 
     sizes: (height, width) of each image. Images are large if more than half of them have more pixels than

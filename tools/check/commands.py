@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from data.images.resize import large_images
+from data.images.resize import suggest_long_side
 from data.layout import SCRIBBLES, first_folder
 from data.plain import IMAGES, MASKS, Folders, find_places, find_whole
 from flags import Config, as_dict, as_words
@@ -52,7 +52,7 @@ def _choices(counts: Counts) -> dict[str, tuple[Any, str]]:
     for size, number in counts.train_sizes.items():
         width, height = map(int, size.split("x"))
         sizes += [(height, width)] * number
-    large, _ = large_images(sizes, device.crop_size)
+    large, _ = suggest_long_side(sizes, device.crop_size)
     options: dict = {"memory": memory, "large": large}
     options["class_names"] = [row.name for row in counts.classes] if counts.class_file else []
     if counts.dataset in DENSE:

@@ -7,7 +7,7 @@ from pathlib import Path
 from data.classes import Classes
 from data.dataset import SegmentationDataset
 from data.folders import left_out
-from data.images.resize import large_images
+from data.images.resize import suggest_long_side
 from data.loader import Loader
 from data.sampler import TrainSampler
 from distributed.group import Group, Stopped
@@ -64,8 +64,10 @@ def log_start(
     if folder is None:
         return
     cfg = plan.cfg
-    if plan.resumed:
-        saved = {name: value for name, value in plan.resumed.config.items() if name != "pretrained"}  # it has no effect
+    if plan.checkpoint:
+        saved = {
+            name: value for name, value in plan.checkpoint.config.items() if name != "pretrained"
+        }  # it has no effect
         log.info(f"flags changed since the checkpoint: {changes(saved, cfg) or 'none'}")
     log_data(cfg, train_set, val_loader)
     log_losses(cfg, class_weights)
@@ -92,7 +94,7 @@ def log_data(cfg: Config, train_set: SegmentationDataset, val_loader: Loader) ->
     log.info(f"data: {cfg.dataset_path}, {images}, {cfg.numclasses} classes{unnamed}")
     for path, note in {} if train_set.has_list else left_out(train_set.folders["image"]).items():
         log.warning(f"{path}: {note}")
-    _, advice = large_images(val_loader.batch_sampler.sizes, cfg.crop_size)
+    _, advice = suggest_long_side(val_loader.batch_sampler.sizes, cfg.crop_size)
     if advice and not (cfg.long_side or cfg.window):
         log.warning(advice)
 

@@ -58,7 +58,7 @@ class Run:
             except OSError as error:
                 raise WriteError(f"{self.folder or self.cfg.logdir}: cannot be written ({error.strerror})") from None
         # At step 0, the run starts anew from a checkpoint's weights (--reset_data_offset).
-        saved = plan.resumed.run if plan.resumed and state.step else {}
+        saved = plan.checkpoint.run if plan.checkpoint and state.step else {}
         self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
         if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
             state.best_score, state.validations_since_best = -1.0, 0
