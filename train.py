@@ -88,8 +88,8 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # The peak learning rate is --lr x f(processes at the first start), with f as --lr_scaling says. If a resumed run has
-    # another global batch than the first start, which the checkpoint holds, f of their ratio is a second factor.
+    # The peak learning rate is --lr x f(processes at the first start), with f as --lr_scaling says. If a resumed run
+    # has another global batch than the first start, which the checkpoint holds, f of their ratio is a second factor.
     schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)  # each step sets its own learning rate
     # This loads the checkpoint, if there is one: the weights, the optimizer unless --reset_optimizer, and the position
@@ -218,9 +218,9 @@ class Trainer:
             if cfg.report_training_batch_acc:
                 hits.append(count_hits(outputs["logits"], batch))
 
-        # 3. optimizer_step() clips gradients, updates the weights and the EMA, sets gradients to zero, and counts the step
-        # and its samples. In this process's first step, also compare the ranks: a model that is not wrapped, or whose
-        # forward() changes its weights, would diverge between ranks without an error.
+        # 3. optimizer_step() clips gradients, updates the weights and the EMA, sets gradients to zero, and counts the
+        # step and its samples. In this process's first step, also compare the ranks: a model that is not wrapped, or
+        # whose forward() changes its weights, would diverge between ranks without an error.
         is_first = state.steps_since_start == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)

@@ -65,9 +65,8 @@ def log_start(
         return
     cfg = plan.cfg
     if plan.checkpoint:
-        saved = {
-            name: value for name, value in plan.checkpoint.config.items() if name != "pretrained"
-        }  # it has no effect
+        saved = plan.checkpoint.config.copy()
+        saved.pop("pretrained", None)  # it has no effect in a resumed run
         log.info(f"flags changed since the checkpoint: {changes(saved, cfg) or 'none'}")
     log_data(cfg, train_set, val_loader)
     log_losses(cfg, class_weights)
