@@ -101,7 +101,7 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
         return "start weights: random (--pretrained none)"
     num_copied, missing, unused = load_weights(model, start.state_dict)
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
-    depth = _depth(start.state_dict) or layers
+    depth = resnet_depth(start.state_dict) or layers
     advice = f"check --backbone and --layers {layers}"
     if depth != layers or start.other_flags:
         advice = f"use {start.other_flags or f'--layers {depth}'}"
@@ -117,7 +117,7 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
     )
 
 
-def _depth(state_dict: dict[str, Tensor]) -> int | None:
+def resnet_depth(state_dict: dict[str, Tensor]) -> int | None:
     """Return the --layers of a torchvision ResNet, from its weight names; None for other networks."""
     blocks = [int(match[1]) for name in state_dict if (match := re.search(r"\blayer3\.(\d+)\.conv1\.", name))]
     return DEPTHS.get((max(blocks, default=0), any("layer3.0.conv3." in name for name in state_dict)))

@@ -15,7 +15,7 @@ from flags import parse_flags
 from inference.trained import TrainedModel
 from models.pretrained import StartWeights, load_start_weights
 from support.errors import UserError
-from training.settle import settle_stride
+from training.settle import fit_weights
 from training.start_weights import read_start_weights
 from utils import get_model
 
@@ -78,7 +78,16 @@ def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo
         TrainedModel(file, {"model_type": "deeplabv3", "numclasses": 21})
     cfg = parse_flags(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))
     with pytest.raises(UserError, match=f"^--pretrained {message}$"):
-        settle_stride(cfg, Group(CPU), None, read_start_weights(cfg, Group(CPU)))
+        fit_weights(cfg, Group(CPU), None, read_start_weights(cfg, Group(CPU)))
+
+
+def test_a_resnet_has_the_depth_of_its_start_weights_unless_the_user_sets_it(demo_root):
+    start = StartWeights("x.pt", torchvision.models.resnet18().state_dict())
+    for layers, depth in ((None, 18), (50, 50)):
+        cfg = parse_flags(flags(dataset_path=demo_root, layers=layers, pretrained="x.pt"))
+        assert fit_weights(cfg, Group(CPU), None, start).layers == depth
+    timm = parse_flags(flags(dataset_path=demo_root, layers=None, backbone="timm:x", pretrained="x.pt"))
+    assert fit_weights(timm, Group(CPU), None, start).layers == timm.layers
 
 
 @pytest.mark.parametrize(("theirs", "layers"), [(50, 18), (101, 50)])

@@ -175,8 +175,9 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"{path}: exists: remove it to split the data again")
     for path, text in zip(lists, texts, strict=True):
         write_atomic(path, text)
-    by_group = f" of {len(set(groups))} groups" if args.group else ""
-    say(f"{lists[0]}: {counted((~in_val).sum(), 'image')}; {lists[1]}: {counted(in_val.sum(), 'image')}{by_group}")
+    for path, chosen in zip(lists, (~in_val, in_val), strict=True):
+        by_group = f" of {counted(len(set(np.array(groups)[chosen])), 'group')}" if args.group else ""
+        say(f"{path}: {counted(chosen.sum(), 'image')}{by_group}")
     pattern, beginnings = film_pattern(names)
     if beginnings and not args.group:
         example = shell.quoted(["--group", pattern])

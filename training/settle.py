@@ -19,7 +19,7 @@ from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags, describe, own_code
 from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
 from flags.declare import per_rank
-from models import pretrained
+from models import RESNET, pretrained
 from models.memory import gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
@@ -71,7 +71,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg = split_batchsize(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
     start_weights = None if resumed else read_start_weights(cfg, group)
-    cfg = settle_stride(cfg, group, resumed, start_weights)
+    cfg = fit_weights(cfg, group, resumed, start_weights)
     check_flags(cfg, is_final=True)
     return Plan(cfg, classes, files, run_folder, resumed, start_weights)
 
@@ -211,18 +211,27 @@ def split_batchsize(cfg: Config, group: Group) -> Config:
     return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
 
 
-def settle_stride(cfg: Config, group: Group, resumed: Checkpoint | None, start_weights: StartWeights | None) -> Config:
-    """Return the flags with --stride_in_1x1 as the resumed run or the start weights need it. Collective."""
+def fit_weights(cfg: Config, group: Group, resumed: Checkpoint | None, start_weights: StartWeights | None) -> Config:
+    """Return the flags with --layers and --stride_in_1x1 as the resumed run or the start weights need them. Collective.
+
+    If the user sets --layers, it stays.
+    """
     if resumed:
         stride_in_1x1 = resumed.config["stride_in_1x1"]
         if stride_in_1x1 != cfg.stride_in_1x1:
             log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1)
+    # Rank 0 alone has the start weights, but every rank builds the model.
+    depth = group.broadcast(pretrained.resnet_depth(start_weights.state_dict) if start_weights else None)
+    if depth not in (None, cfg.layers) and cfg.backbone == RESNET and "layers" not in cfg.given:
+        log.info(f"chosen from --pretrained {cfg.pretrained}: {describe({'layers': (depth, 'its depth')})}")
+        cfg = dataclasses.replace(cfg, layers=depth)
     needed = False
-    if start_weights is not None:  # on rank 0 only, but every rank builds the model
+    if start_weights is not None:
         path = f"--pretrained {start_weights.source}"
         needed = pretrained.needs_stride_in_1x1(start_weights.state_dict, path, cfg.model_type) and cfg.layers >= 50
-    if group.broadcast(needed) and not cfg.stride_in_1x1:
+    needed = group.broadcast(needed)
+    if needed and not cfg.stride_in_1x1:
         log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
         return dataclasses.replace(cfg, stride_in_1x1=True)
     return cfg

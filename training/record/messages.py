@@ -196,7 +196,10 @@ def log_end(
             f"score (--patience {cfg.patience}); to continue, resume with a greater --patience, or with 0"
         )
     log_report(folder)
-    images = os.path.commonpath([files["image"].parent for files in val_set.files])
+    images = Path(os.path.commonpath([files["image"].parent for files in val_set.files]))
+    kinds = {kind: {files[kind].suffix for files in val_set.files} for kind in ("image", "label")}
+    if len(kinds["image"]) == 1 and kinds["image"] != kinds["label"] and images == val_set.files[0]["label"].parent:
+        images /= f"*{kinds['image'].pop()}"  # the masks lie beside the images
     checkpoint = ["--checkpoint", best, *own_code.words({"model_type": cfg.model_type})]
     predict = [*checkpoint, "--input", images, "--output", folder / "predictions", "--overlay"]
     boards = cfg.logdir if folder.is_relative_to(cfg.logdir) else folder  # a resumed run stays where it was

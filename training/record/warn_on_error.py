@@ -31,7 +31,7 @@ class WarnOnError:
         except (Exception, SystemExit) as error:  # a board may raise anything
             if not retry:
                 self._dropped.add(part)
-            warning = f"{part}: {reason(error).rstrip('.')}: training goes on without it"
+            warning = f"{part}: {reason(error).rstrip('.')}: the run goes on without this part"
             if not was_dropped and warning not in self._warnings:
                 self._warnings.add(warning)
                 log.warning(warning)
