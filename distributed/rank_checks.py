@@ -7,6 +7,7 @@ import hashlib
 import socket
 from collections.abc import Collection
 from itertools import zip_longest
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from distributed.group import Group
 from support.errors import DivergedError, UserError
+from support.files import sha256
 
 STEADIER = "lower --lr, warm up for longer, or use --amp bf16 or none"
 
@@ -32,6 +34,7 @@ def check_setup(group: Group, datasets: dict) -> None:
     """
     # NumPy draws the order of samples and the augmentations, and OpenCV computes them: results may depend on versions.
     versions = {"torch": torch.__version__, "NumPy": np.__version__, "OpenCV": cv2.__version__}
+    versions["the digest of segtrain's code"] = code_digest() if group.world_size > 1 else ""
     _check_facts(group, versions, "install the same version on all machines")
     _check_facts(group, {"backend": group.backend, "device": group.device.type}, "give all ranks the same")
     for name, dataset in datasets.items():
@@ -44,6 +47,14 @@ def check_setup(group: Group, datasets: dict) -> None:
                 f"the {name} of rank {rank} differs from rank 0's: {entry}; --dataset_path must lead to the same files "
                 "on all machines"
             )
+
+
+def code_digest() -> str:
+    """Return a digest of segtrain's own Python files. It differs if a line of one of them does."""
+    root = Path(__file__).resolve().parents[1]
+    rooms = ("data", "distributed", "flags", "losses", "models", "support", "training")
+    files = [root / "train.py", root / "utils.py", *(file for room in rooms for file in (root / room).rglob("*.py"))]
+    return digest([f"{file.relative_to(root).as_posix()} {sha256(file)}" for file in sorted(files)])
 
 
 def check_gpus(group: Group) -> None:

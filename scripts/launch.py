@@ -4,7 +4,7 @@ NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. 
 MASTER_PORT: the port of rank 0's machine; by default a free one if there is one machine, else 29500.
 CONFIG, TASK: train.py's --config and --task.
 The exit status comes from the process that failed first, and a user's error is the last line. A signal leaves the
-processes 30 s to save, and the status is 75.
+processes 30 s to save; the status is 75 if they all did.
 """
 
 import argparse
@@ -13,8 +13,10 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import; the launcher sets its own handler
@@ -23,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support import program
@@ -45,6 +48,16 @@ class StoreWithoutLibuv(dist.TCPStore):
         super().__init__(*args, **options | {"use_libuv": False})
 
 
+class Process(subprocess.Popen):
+    """A process that the launcher of torch starts. After a signal, torch does not say how its processes ended."""
+
+    started: ClassVar[list["Process"]] = []
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.started.append(self)
+
+
 def main(module: str, *words: str) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if sys.platform == "win32":
@@ -62,6 +75,7 @@ def main(module: str, *words: str) -> int:
     if args.standalone and os.environ.get("NNODES", "1") != "1":
         raise UserError(f"NNODES is {os.environ['NNODES']}, but this script is for one machine: use run_ddp")
     choose_port(args)
+    subprocess_handler.Popen = Process  # type: ignore[misc]
     try:
         importlib.import_module("torch.distributed.run").run(args)
     except ChildFailedError as error:
@@ -70,13 +84,19 @@ def main(module: str, *words: str) -> int:
         lines = [str(other.message) for other in (failure, *error.failures.values())]
         for line in [line for line in lines if line.startswith("error")][:1]:
             warn(line)
-        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+        return _status(failure.exitcode)
     except SignalException:
-        return STOPPED
+        codes = [process.returncode for process in Process.started]
+        return next((_status(code) for code in codes if code not in (0, STOPPED)), STOPPED)
     except dist.DistError as error:  # the port was taken after choose_port(), or a machine is missing
         where = f"no group at {args.master_addr}:{args.master_port} ({in_one_line(error)})"
         raise UserError(f"{where}: check MASTER_ADDR, MASTER_PORT and that all machines have started") from None
     return 0
+
+
+def _status(code: int) -> int:
+    """Return the exit status in a shell for a code of subprocess: -9, for example, is SIGKILL."""
+    return code if code >= 0 else 128 - code
 
 
 def _flag_of(variable: str, words: tuple[str, ...]) -> list[str]:

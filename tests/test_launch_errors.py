@@ -82,16 +82,31 @@ def test_a_killed_process_ends_the_scripts_with_its_signal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_scripts_with_75_and_no_traceback(tmp_path, number):
-    program = "import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+@pytest.mark.parametrize(
+    ("number", "ends", "status"),
+    [
+        (signal.SIGINT, (STOPPED, STOPPED), STOPPED),
+        (signal.SIGTERM, (STOPPED, STOPPED), STOPPED),
+        (signal.SIGTERM, (STOPPED, 2), 2),  # one cannot save, so nothing is to be resumed
+        (signal.SIGTERM, (None, None), 128 + signal.SIGTERM),  # Python was still starting
+    ],
+)
+def test_a_signal_ends_the_scripts_as_it_ended_the_processes_and_with_no_traceback(tmp_path, number, ends, status):
+    program = f"""
+import os, pathlib, signal, sys, time
+rank = int(os.environ["RANK"])
+if {ends}[rank] is not None:
+    signal.signal({int(number)}, lambda *_: sys.exit({ends}[rank]))
+pathlib.Path(f"started{{rank}}").touch()
+time.sleep(60)
+"""
     (tmp_path / "waits.py").write_text(program)
-    options = {"cwd": tmp_path, "env": os.environ | {"NUM_GPUS": "1"}, "stderr": subprocess.PIPE, "text": True}
+    options = {"cwd": tmp_path, "env": os.environ | {"NUM_GPUS": "2"}, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([*LAUNCHER, "waits.py"], **options)
-    wait_until((tmp_path / "started").is_file, [process])
+    wait_until(lambda: all((tmp_path / f"started{rank}").is_file() for rank in (0, 1)), [process])
     process.send_signal(number)
     assert "launch.py" not in process.communicate(timeout=60)[1]
-    assert process.returncode == STOPPED
+    assert process.returncode == status
 
 
 # gloo's threads free a collective's tensor soon after the collective, but on a busy machine not before Python's end.

@@ -27,6 +27,7 @@ import models.compiled
 import train
 import utils
 from data.dataset import TrainSet
+from distributed import rank_checks
 from distributed.group import Group
 from distributed.lifeline import Lifeline
 from losses.criterion import Criterion
@@ -208,6 +209,7 @@ FAULTS |= {
     # What must be named on every rank
     "other_host": replace(socket, "gethostname", lambda: "other"),  # as on a machine of its own
     "other_numpy": replace(np, "__version__", "1.0"),
+    "other_code": replace(rank_checks, "code_digest", lambda: "1234"),
     "wrapper_lost": replace(Group, "wrap", lambda self, raw_model, **options: raw_model),
     "unused_parameter": add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3)))),
     "draws": add_to_model(lambda model: make_draw(model.backbone)),

@@ -36,6 +36,8 @@ class Run:
     def __init__(self, group: Group):
         self.group = group
         self.folder: Path | None = None  # on rank 0, once it is open
+        self._place: Path | None = None  # the same on all ranks, for messages
+        self._num_saves = 0
         self.metrics = Metrics(group)
         self.warn_on_error = self.metrics.warn_on_error
         self.writer = checkpoint.Writer()
@@ -60,7 +62,9 @@ class Run:
         # At step 0, the run starts anew from a checkpoint's weights (--reset_data_offset).
         saved = plan.checkpoint.run if plan.checkpoint and state.step else {}
         self.metrics.open(self.cfg, self.folder, state.step, saved, steps_left=steps_left)
-        if not self.group.broadcast(self.folder is not None and (self.folder / "best.pt").exists()):
+        has_best = self.folder is not None and (self.folder / "best.pt").exists()
+        self._place, has_best = self.group.broadcast((self.folder, has_best))
+        if not has_best:
             state.best_score, state.validations_since_best = -1.0, 0
 
     def _open(self, plan: Plan, step: int) -> None:
@@ -113,8 +117,11 @@ class Run:
         if self.folder:
             files = [self.folder / name for name in (*names, "last.pt")]
             self.writer.save(content, files, self.cfg.kept_files, self._report)
-            self.group.advise(resume_hint(self.cfg, self.group, self.folder))
             self._report = lambda: None
+        self._num_saves += 1
+        # Another rank that loses rank 0 cannot know if rank 0 had written the first file.
+        if self.folder or self._num_saves > 1:
+            self.group.advise(resume_hint(self.cfg, self.group, self._place))
 
     def __enter__(self) -> "Run":
         return self
