@@ -77,6 +77,12 @@ def test_every_loss_is_0_without_labels(names):
     assert logits.grad.abs().max() == 0
 
 
+@pytest.mark.parametrize("name", sorted({*ALL} - {"crf"}))  # the CRF loss needs no labels
+def test_pixels_without_a_label_are_not_counted(name):
+    """As a divisor, they would make the loss smaller."""
+    assert Criterion({name: 1.0}, lorm_terms=64).counts(batch_of(label=[[255, 255]])).tolist() == [0]
+
+
 def test_inputs_are_never_written_to():
     batch = batch_of(1, label=[[0, 255]], pseudo=[[1, 255]], distance_s=[[255, 3]], distance_c=[[0, 9]])
     before, logits = copy.deepcopy(batch), two_pixels()

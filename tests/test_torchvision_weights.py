@@ -1,6 +1,7 @@
 """torchvision's DeepLabV3, computed by ours, as --pretrained and --checkpoint."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,6 +80,18 @@ def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo
     cfg = parse_flags(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))
     with pytest.raises(UserError, match=f"^--pretrained {message}$"):
         fit_weights(cfg, Group(CPU), None, read_start_weights(cfg, Group(CPU)))
+
+
+def test_start_weights_for_classes_of_other_names_are_named(demo_root, tmp_path, caplog):
+    content = {"config": {"numclasses": 2, "layers": 18}, "texts": {"classes": "sky\nroad"}}
+    torch.save(content | {"model": {"head.x": torch.zeros(2)}}, tmp_path / "x.pt")
+    cfg = parse_flags(flags(dataset_path=demo_root, pretrained=tmp_path / "x.pt", numclasses=2))
+    for text in ("", "sky\nroad", "sky\nwater"):
+        read_start_weights(replace(cfg, texts={"classes": text}), Group(CPU))
+    warning = f"--pretrained {tmp_path}/x.pt: the head starts as trained for other names: 'road' for 'water'"
+    assert [line for line in caplog.messages if "other names" in line] == [warning]
+    read_start_weights(replace(cfg, numclasses=3, texts={"classes": "a\nb\nc"}), Group(CPU))  # a new head
+    assert caplog.messages.count(warning) == 1
 
 
 def test_a_resnet_has_the_depth_of_its_start_weights_unless_the_user_sets_it(demo_root):

@@ -73,7 +73,7 @@ def log_start(
     size = sum(parameter.numel() for parameter in state.raw_model.parameters())
     network = f"ResNet-{cfg.layers}" if cfg.backbone == RESNET else cfg.backbone
     network = "" if is_own_network(cfg.model_type) else f" on {network}"  # res50_ASPP may be on a ResNet-18
-    log.info(f"model: {cfg.model_type}{network}, {size / 1e6:.1f} M parameters, --amp {cfg.amp}")
+    log.info(f"model: {cfg.model_type}{network}, {size / 1e6:.3g} M parameters, --amp {cfg.amp}")
     factors = [part["lr_factor"] for part in state.optimizer.param_groups]
     rates = f"{len(factors)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
     log.log(logging.INFO if len(factors) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
