@@ -88,8 +88,9 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # The peak learning rate is --lr x f(processes at the first start), with f as --lr_scaling says. If a resumed run
-    # has another global batch than the first start, which the checkpoint holds, f of their ratio is a second factor.
+    # The peak learning rate is --lr, times f(processes at the first start) unless --total_batchsize is set, with f as
+    # --lr_scaling says. If a resumed run has another global batch than the first start, which the checkpoint holds, f
+    # of their ratio is one more factor.
     schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
     optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)  # each step sets its own learning rate
     # This loads the checkpoint, if there is one: the weights, the optimizer unless --reset_optimizer, and the position
@@ -155,8 +156,8 @@ class Trainer:
         self.enter_train_mode()
         for micro_batches in run.metrics.watch(steps, total=num_steps, title=title):
             # Validate after the previous step, if due. This is not at the end of the loop, because a signal may stop
-            # the validation: the resumed run begins here, and repeats it. No step is validated twice. After the last
-            # step, close_epoch() validates.
+            # the validation: the resumed run begins here, and repeats it (but none that was finished). After the
+            # last step, close_epoch() validates.
             if schedule.validates_step(state):
                 state.average_batch_norm(self.group)  # all ranks must score and save the same model
                 score_line, is_best = self.validate()

@@ -43,7 +43,7 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
         return places[0]
     usual = "train", "val"
     if split not in usual and all(find_places(root, name, images, masks, list_path) for name in usual):
-        hint = f"choose one of these, or list the images of {split!r} in {root / list_path / split}.txt"
+        hint = f"choose one of these, or add folders of that name, or the list {root / list_path / split}.txt"
         raise UserError(f"{root}: has the splits 'train' and 'val', but no split {split!r}: {hint}")
     whole = list_folder(root / IMAGES, IMAGE_SUFFIXES) if not (images or masks or list_path) else {}
     if any("/" not in name for name in whole) and any(list_folder(root / name, LABEL_SUFFIXES) for name in MASKS):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from distributed.group import Group
 from support.errors import DivergedError, UserError
-from support.files import sha256
 
 STEADIER = "lower --lr, warm up for longer, or use --amp bf16 or none"
 
@@ -34,8 +33,10 @@ def check_setup(group: Group, datasets: dict) -> None:
     """
     # NumPy draws the order of samples and the augmentations, and OpenCV computes them: results may depend on versions.
     versions = {"torch": torch.__version__, "NumPy": np.__version__, "OpenCV": cv2.__version__}
-    versions["the digest of segtrain's code"] = code_digest() if group.world_size > 1 else ""
     _check_facts(group, versions, "install the same version on all machines")
+    digests = code_digests() if group.world_size > 1 else {}
+    if _first_other_rank(group.gather(digest([*digests, *digests.values()]))):
+        _check_facts(group, digests, "use the same code on all machines")
     _check_facts(group, {"backend": group.backend, "device": group.device.type}, "give all ranks the same")
     for name, dataset in datasets.items():
         rank = _first_other_rank(group.gather(digest(dataset.listing)))  # a digest, because lists may be long
@@ -49,12 +50,14 @@ def check_setup(group: Group, datasets: dict) -> None:
             )
 
 
-def code_digest() -> str:
-    """Return a digest of segtrain's own Python files. It differs if a line of one of them does."""
+def code_digests() -> dict[str, str]:
+    """Return {file: digest of its lines} of the Python files that train.py runs."""
     root = Path(__file__).resolve().parents[1]
-    rooms = ("data", "distributed", "flags", "losses", "models", "support", "training")
-    files = [root / "train.py", root / "utils.py", *(file for room in rooms for file in (root / room).rglob("*.py"))]
-    return digest([f"{file.relative_to(root).as_posix()} {sha256(file)}" for file in sorted(files)])
+    rooms = ("data", "distributed", "flags", "inference", "losses", "models", "support", "training")
+    in_rooms = (file for room in rooms for file in (root / room).rglob("[!.]*.py"))
+    files = sorted([root / "train.py", root / "utils.py", *in_rooms])
+    texts = {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in files}
+    return {name: digest([text])[:8] for name, text in texts.items()}
 
 
 def check_gpus(group: Group) -> None:
@@ -130,9 +133,10 @@ def _check_facts(group: Group, facts: dict, remedy: str) -> None:
     """Raise UserError unless all ranks have the same `facts` {name: value}. Collective. remedy: ends the message."""
     by_rank = group.gather(facts)
     rank = _first_other_rank(by_rank)
-    for name, value in by_rank[rank].items():
-        if value != by_rank[0][name]:
-            raise UserError(f"{name} is {by_rank[0][name]} on rank 0 but {value} on rank {rank}: {remedy}")
+    for name in by_rank[0] | by_rank[rank]:
+        first, other = (by_rank[number].get(name, "missing") for number in (0, rank))
+        if first != other:
+            raise UserError(f"{name} is {first} on rank 0 but {other} on rank {rank}: {remedy}")
 
 
 def _local_buffers(raw_model: nn.Module) -> set[str]:

@@ -4,7 +4,7 @@ NUM_GPUS: number of processes; by default one for each GPU, or 2 without a GPU. 
 MASTER_PORT: the port of rank 0's machine; by default a free one if there is one machine, else 29500.
 CONFIG, TASK: train.py's --config and --task.
 The exit status comes from the process that failed first, and a user's error is the last line. A signal leaves the
-processes 30 s to save; the status is 75 if they all did.
+processes 30 s to save; the status is 75 if all of them stopped and saved.
 """
 
 import argparse
@@ -51,11 +51,12 @@ class StoreWithoutLibuv(dist.TCPStore):
 class Process(subprocess.Popen):
     """A process that the launcher of torch starts. After a signal, torch does not say how its processes ended."""
 
-    started: ClassVar[list["Process"]] = []
+    started: ClassVar[list["Process"]] = []  # of the last attempt, if there is --max_restarts
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.started.append(self)
+        self.attempt = options["env"].get("TORCHELASTIC_RESTART_COUNT")
+        Process.started = [process for process in Process.started if process.attempt == self.attempt] + [self]
 
 
 def main(module: str, *words: str) -> int:
@@ -86,8 +87,8 @@ def main(module: str, *words: str) -> int:
             warn(line)
         return _status(failure.exitcode)
     except SignalException:
-        codes = [process.returncode for process in Process.started]
-        return next((_status(code) for code in codes if code not in (0, STOPPED)), STOPPED)
+        codes = {process.returncode for process in Process.started} or {STOPPED}
+        return _status(next(iter(codes - {0, STOPPED}), max(codes)))
     except dist.DistError as error:  # the port was taken after choose_port(), or a machine is missing
         where = f"no group at {args.master_addr}:{args.master_port} ({in_one_line(error)})"
         raise UserError(f"{where}: check MASTER_ADDR, MASTER_PORT and that all machines have started") from None

@@ -51,7 +51,7 @@ STATUSES = """
 
 `torchrun` always ends with 1, after a report of its own, which has the line of an error.
 `train_torchrun.sh`, `train_ddp.sh` and `run_ddp.sh` end with the status of the process that failed first, and its line;
-after a signal, with 75.
+after a signal, with 75 if all processes stopped and saved.
 """
 PROGRAMS = (READER, EVALUATE, PREDICT, PSEUDO, EXPORT)
 TOOLS = (CHECK, CONVERT, split.READER, COMPARE, SCRIBBLES, PIPELINE, SUGGEST)

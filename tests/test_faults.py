@@ -58,7 +58,7 @@ def run_pair(fault: str, rank: object, words: list[str], cwd: Path, **env) -> li
                 ("out_of_memory", "1", "(OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.): lower"),
                 ("last_write_fails", "0", "the disk is gone"),
                 ("other_numpy", "1", f"NumPy is {np.__version__} on rank 0 but 1.0 on rank 1: install the same"),
-                ("other_code", "1", "the digest of segtrain's code is "),
+                ("other_code", "1", "on rank 0 but 1234 on rank 1: use the same code on all machines"),
                 ("loss_not_finite", "1", "is nan at step 6 (epoch 3): lower --lr"),
             )
         ),

@@ -168,7 +168,7 @@ def test_missing_splits_and_names_are_named(tmp_path):
     with pytest.raises(UserError, match=r"images/val: no images in it \(\.jpg, .*\.webp\)"):
         find(tmp_path, "val")
     put_pairs(tmp_path, "val/b")
-    with pytest.raises(UserError, match=r"'train' and 'val', but no split 'tset': .* list the images of .*/tset\.txt"):
+    with pytest.raises(UserError, match=r"'train' and 'val', but no split 'tset': .* or the list .*/tset\.txt"):
         find(tmp_path, "tset")
     (tmp_path / "test.txt").write_text("train/a.jpg\ntrain/b\n")
     with pytest.raises(UserError, match=r"test\.txt: 'train/b': no such image in .*images \(looked for \.jpg"):

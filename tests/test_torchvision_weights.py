@@ -83,12 +83,15 @@ def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo
 
 
 def test_start_weights_for_classes_of_other_names_are_named(demo_root, tmp_path, caplog):
-    content = {"config": {"numclasses": 2, "layers": 18}, "texts": {"classes": "sky\nroad"}}
+    content = {
+        "config": {"numclasses": 2, "layers": 18, "model_type": "res50_ASPP_lorm"},
+        "texts": {"classes": "sky\nroad"},
+    }
     torch.save(content | {"model": {"head.x": torch.zeros(2)}}, tmp_path / "x.pt")
     cfg = parse_flags(flags(dataset_path=demo_root, pretrained=tmp_path / "x.pt", numclasses=2))
     for text in ("", "sky\nroad", "sky\nwater"):
         read_start_weights(replace(cfg, texts={"classes": text}), Group(CPU))
-    warning = f"--pretrained {tmp_path}/x.pt: the head starts as trained for other names: 'road' for 'water'"
+    warning = f"--pretrained {tmp_path}/x.pt: its head was trained for classes of other names: 'road' is 'water' now"
     assert [line for line in caplog.messages if "other names" in line] == [warning]
     read_start_weights(replace(cfg, numclasses=3, texts={"classes": "a\nb\nc"}), Group(CPU))  # a new head
     assert caplog.messages.count(warning) == 1

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 from unittest import mock
 
@@ -196,6 +196,7 @@ def graphs() -> None:
 
 
 OF_THEIR_OWN = (signal_group_mid_epoch, no_relay, loss_not_finite, float64, graphs)
+CODE = rank_checks.code_digests()
 FAULTS: dict[str, Callable[[], None]] = {install.__name__: install for install in OF_THEIR_OWN}
 FAULTS |= {
     # A signal in each phase
@@ -209,7 +210,7 @@ FAULTS |= {
     # What must be named on every rank
     "other_host": replace(socket, "gethostname", lambda: "other"),  # as on a machine of its own
     "other_numpy": replace(np, "__version__", "1.0"),
-    "other_code": replace(rank_checks, "code_digest", lambda: "1234"),
+    "other_code": replace(rank_checks, "code_digests", partial(dict, CODE, **{"train.py": "1234"})),
     "wrapper_lost": replace(Group, "wrap", lambda self, raw_model, **options: raw_model),
     "unused_parameter": add_to_model(lambda model: model.register_parameter("spare", nn.Parameter(torch.zeros(3)))),
     "draws": add_to_model(lambda model: make_draw(model.backbone)),

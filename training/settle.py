@@ -24,7 +24,7 @@ from models.memory import gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
-from support.user_code import load
+from support.user_code import is_code, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
@@ -223,8 +223,10 @@ def fit_weights(cfg: Config, group: Group, resumed: Checkpoint | None, start_wei
         return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1)
     # Rank 0 alone has the start weights, but every rank builds the model.
     depth = group.broadcast(pretrained.resnet_depth(start_weights.state_dict) if start_weights else None)
-    if depth not in (None, cfg.layers) and cfg.backbone == RESNET and "layers" not in cfg.given:
-        log.info(f"chosen from --pretrained {cfg.pretrained}: {describe({'layers': (depth, 'its depth')})}")
+    has_layers = cfg.backbone == RESNET and not is_code(cfg.model_type)
+    if depth not in (None, cfg.layers) and has_layers and "layers" not in cfg.given:
+        choice = describe({"layers": (depth, "the depth of its ResNet")})
+        log.info(f"chosen from --pretrained {cfg.pretrained}: {choice}")
         cfg = dataclasses.replace(cfg, layers=depth)
     needed = False
     if start_weights is not None:

@@ -41,9 +41,9 @@ def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:
     def read() -> StartWeights:
         weights = _read_weights(cfg, read_file)
         other_names = [(old, new) for old, new in zip(names, _class_names(cfg.texts), strict=False) if old != new]
-        if other_names and len(names) == cfg.numclasses:
+        if other_names and (len(names), saved.get("model_type")) == (cfg.numclasses, cfg.model_type):
             old, new = other_names[0]
-            problem = f"the head starts as trained for other names: {old!r} for {new!r}"
+            problem = f"its head was trained for classes of other names: {old!r} is {new!r} now"
             log.warning(f"--pretrained {cfg.pretrained}: {problem}")
         keys = "model_type", "backbone", "layers" if saved.get("backbone") == models.RESNET else "output_stride"
         other = {name: saved[name] for name in keys if saved.get(name, "") not in ("", getattr(cfg, name))}

@@ -148,11 +148,12 @@ def run_steps(args: PipelineFlags) -> None:
 
     def train(work: Path, scribbles: Path, number: int, *more: object) -> None:
         folders = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", f"round_{number}"]
-        run("train.py", *flags, *folders, "--resume", "auto", *more, num_processes=args.processes)
         other = work / f"round_{number}.2"
+        if not other.is_dir():
+            run("train.py", *flags, *folders, "--resume", "auto", *more, num_processes=args.processes)
         if other.is_dir():
-            raise UserError(f"{other}: train.py had to write here, as one of a killed start writes to round_{number}: "
-                            f"stop it, remove {other}, then repeat the command")  # fmt: skip
+            raise UserError(f"{other}: is here because a train.py of a killed start held round_{number}: stop it if it "
+                            f"still runs, remove {other}, then repeat the command")  # fmt: skip
 
     def train_rounds(work: Path, scribbles: Path, *start: object) -> None:
         train(work, scribbles, 0, "--dataset", "ScribbleOnly", *start)

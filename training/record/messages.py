@@ -1,5 +1,6 @@
 """The lines that train.py prints at the start and end of a run and of an epoch."""
 
+import glob
 import logging
 import os
 from pathlib import Path
@@ -73,7 +74,8 @@ def log_start(
     size = sum(parameter.numel() for parameter in state.raw_model.parameters())
     network = f"ResNet-{cfg.layers}" if cfg.backbone == RESNET else cfg.backbone
     network = "" if is_own_network(cfg.model_type) else f" on {network}"  # res50_ASPP may be on a ResNet-18
-    log.info(f"model: {cfg.model_type}{network}, {size / 1e6:.3g} M parameters, --amp {cfg.amp}")
+    millions = f"{size / 1e6:{'.1f' if size > 1e6 else '.2g'}}"
+    log.info(f"model: {cfg.model_type}{network}, {millions} M parameters, --amp {cfg.amp}")
     factors = [part["lr_factor"] for part in state.optimizer.param_groups]
     rates = f"{len(factors)} parameter group(s), lr x {min(factors):.3g} to x {max(factors):.3g}"
     log.log(logging.INFO if len(factors) > 1 else logging.DEBUG, f"optimizer: {cfg.optimizer}, {rates}")
@@ -196,10 +198,11 @@ def log_end(
             f"score (--patience {cfg.patience}); to continue, resume with a greater --patience, or with 0"
         )
     log_report(folder)
-    images = Path(os.path.commonpath([files["image"].parent for files in val_set.files]))
-    kinds = {kind: {files[kind].suffix for files in val_set.files} for kind in ("image", "label")}
-    if len(kinds["image"]) == 1 and kinds["image"] != kinds["label"] and images == val_set.files[0]["label"].parent:
-        images /= f"*{kinds['image'].pop()}"  # the masks lie beside the images
+    folders = {kind: {files[kind].parent for files in val_set.files} for kind in ("image", "label")}
+    endings = {kind: {files[kind].suffix for files in val_set.files} for kind in ("image", "label")}
+    images = os.path.commonpath(folders["image"])
+    if folders["image"] == folders["label"] == {Path(images)} and len(endings["image"] - endings["label"]) == 1:
+        images = os.path.join(glob.escape(images), f"*{endings['image'].pop()}")  # not the masks beside the images
     checkpoint = ["--checkpoint", best, *own_code.words({"model_type": cfg.model_type})]
     predict = [*checkpoint, "--input", images, "--output", folder / "predictions", "--overlay"]
     boards = cfg.logdir if folder.is_relative_to(cfg.logdir) else folder  # a resumed run stays where it was

@@ -37,7 +37,7 @@ class Run:
         self.group = group
         self.folder: Path | None = None  # on rank 0, once it is open
         self._place: Path | None = None  # the same on all ranks, for messages
-        self._num_saves = 0
+        self._num_saves = 0  # in the folder, at least
         self.metrics = Metrics(group)
         self.warn_on_error = self.metrics.warn_on_error
         self.writer = checkpoint.Writer()
@@ -54,6 +54,7 @@ class Run:
         folder cannot be written.
         """
         self.cfg, self.is_new = plan.cfg, plan.folder is None
+        self._num_saves = int(not self.is_new)
         if self.group.is_main:
             try:
                 self._open(plan, state.step)
