@@ -87,8 +87,8 @@ def main(module: str, *words: str) -> int:
             warn(line)
         return _status(failure.exitcode)
     except SignalException:
-        codes = {process.returncode for process in Process.started} or {STOPPED}
-        return _status(next(iter(codes - {0, STOPPED}), max(codes)))
+        codes = {process.wait() for process in Process.started} or {STOPPED}
+        return _status(max(codes - {0, STOPPED}, default=max(codes)))
     except dist.DistError as error:  # the port was taken after choose_port(), or a machine is missing
         where = f"no group at {args.master_addr}:{args.master_port} ({in_one_line(error)})"
         raise UserError(f"{where}: check MASTER_ADDR, MASTER_PORT and that all machines have started") from None

@@ -201,8 +201,9 @@ def log_end(
     folders = {kind: {files[kind].parent for files in val_set.files} for kind in ("image", "label")}
     endings = {kind: {files[kind].suffix for files in val_set.files} for kind in ("image", "label")}
     images = os.path.commonpath(folders["image"])
-    if folders["image"] == folders["label"] == {Path(images)} and len(endings["image"] - endings["label"]) == 1:
-        images = os.path.join(glob.escape(images), f"*{endings['image'].pop()}")  # not the masks beside the images
+    ending, *others = endings["image"]
+    if folders["image"] == folders["label"] == {Path(images)} and not others and ending not in endings["label"]:
+        images = os.path.join(glob.escape(images), f"*{ending}")  # not the masks beside the images
     checkpoint = ["--checkpoint", best, *own_code.words({"model_type": cfg.model_type})]
     predict = [*checkpoint, "--input", images, "--output", folder / "predictions", "--overlay"]
     boards = cfg.logdir if folder.is_relative_to(cfg.logdir) else folder  # a resumed run stays where it was
