@@ -7,7 +7,6 @@ torchrun --standalone --nproc_per_node 8 evaluate.py --checkpoint log/cdsp_relea
 """
 
 import json
-import logging
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of
 
 from flags.programs import EVALUATE, EvaluateFlags
 from support import program
+from support.log import log
 
 if __name__ == "__main__":
     program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
@@ -33,8 +33,6 @@ from training.data import prepare_demo_data
 from training.data_flags import warn_of_other_class_names
 from training.scores import image_scores, table
 from utils import get_eval_loader
-
-log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> int:

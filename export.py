@@ -5,7 +5,6 @@ python export.py --checkpoint log/demo/best.pt --probs    # with probabilities
 """
 
 import json
-import logging
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of
 
 from flags.programs import EXPORT, ExportFlags
 from support import program
+from support.log import log
 
 if __name__ == "__main__":
     program.check_command_line(EXPORT.command_line)  # --help and wrong flags answer here, before torch is imported
@@ -32,8 +32,6 @@ from support.errors import UserError
 from support.files import NO_FOLDER, check_file, remove_scratch, writing
 from training.data import data_folders
 from training.record.log import start_logging
-
-log = logging.getLogger("segtrain")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -6,7 +6,6 @@ python predict.py --model model.onnx --input photos/*.jpg --overlay
 torchrun --standalone --nproc_per_node 8 predict.py --checkpoint log/voc/best.pt --input photos
 """
 
-import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of
 
 from flags.programs import PREDICT, PredictFlags
 from support import program
+from support.log import log
 
 if __name__ == "__main__":
     program.check_command_line(PREDICT.command_line)  # --help and wrong flags answer here, before torch is imported
@@ -37,8 +37,6 @@ from support.errors import UserError
 from support.files import check_place, sha256
 from training.checkpoint_content import naming_flag
 from training.data import data_folders, make_loader
-
-log = logging.getLogger("segtrain")
 
 # Flags that also apply to --model; a checkpoint saves them, an exported model does not.
 WITH_MODEL = ("classes", "background", "val_batchsize", "val_workers", *LOADER_FLAGS)

@@ -4,7 +4,6 @@ python pseudo.py --checkpoint log/teacher/best.pt --output pseudo --scales 0.75 
 torchrun --standalone --nproc_per_node 8 pseudo.py --checkpoint log/teacher/best.pt --output pseudo
 """
 
-import logging
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ if not __package__:  # started as a file: PYTHONSAFEPATH keeps its folder out of
 
 from flags.programs import PSEUDO, PseudoFlags
 from support import program
+from support.log import log
 
 if __name__ == "__main__":
     program.check_command_line(PSEUDO.command_line)  # --help and wrong flags answer here, before torch is imported
@@ -30,8 +30,6 @@ from support.files import check_file, write_atomic
 from support.results import reserve
 from training.data import find_files, prepare_demo_data
 from training.data_flags import warn_of_other_class_names
-
-log = logging.getLogger("segtrain")
 
 LABEL_FLAGS = ("numclasses", "background", "val_batchsize")  # on which pseudo-labels depend, too
 TRAINING_FLAGS = (*LAYOUT, "numclasses", "classes", "background", "long_side", "l_crf")

@@ -38,9 +38,10 @@ from losses.pixel_accuracy import count_hits
 from support.batch import Batch
 from support.best_score import deciding_score
 from support.errors import STOPPED
+from support.log import log
 from training.plan import Plan
 from training.record import messages
-from training.record.log import log, start_logging
+from training.record.log import start_logging
 from training.record.run import Run
 from training.record.samples import draw_samples
 from training.schedule import Schedule

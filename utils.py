@@ -37,6 +37,7 @@ from models.memory import choose_blocks, gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.labels import MAPS
+from support.log import log
 from support.user_code import is_own_network
 from training.average import WeightAverage
 from training.checkpoint_content import Checkpoint
@@ -50,7 +51,6 @@ from training.data import (
     reading,
 )
 from training.optimizers import make_optimizer, parameter_groups
-from training.record.log import log
 from training.schedule import Schedule
 from training.state import TrainState
 

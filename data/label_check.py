@@ -1,6 +1,5 @@
 """Check the labels before training, by a sample of them."""
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -13,8 +12,7 @@ from data.images.reader import ImageReader
 from data.label_map import LabelMap
 from support.errors import UserError
 from support.labels import IGNORE
-
-log = logging.getLogger("segtrain")
+from support.log import log
 
 MAX_LABELS_READ = 64  # images per split whose labels are read before training
 

@@ -1,7 +1,6 @@
 """Mixed precision."""
 
 import functools
-import logging
 import timeit
 
 import torch
@@ -10,14 +9,13 @@ from torch import Tensor
 
 from distributed.group import Group
 from support.errors import DivergedError
+from support.log import log
 
 DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # The fp16 scale starts at 65536, and each skipped step halves it. After 20 skipped steps in a row it is below 1: the
 # gradients themselves overflow, and no scale helps.
 MAX_SKIPPED = 20
-
-log = logging.getLogger("segtrain")
 
 
 def has_native_bf16(device: torch.device) -> bool:

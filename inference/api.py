@@ -1,6 +1,5 @@
 """The model that trained.load() returns, which predicts paths, arrays and PIL images, and its results."""
 
-import logging
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +19,7 @@ from inference.predictor import Predictor, predict_batch
 from support import program
 from support.errors import UserError, in_one_line
 from support.files import write_atomic
+from support.log import log
 
 AnImage: TypeAlias = str | Path | np.ndarray | Image.Image
 
@@ -65,7 +65,7 @@ def pixels_of(image: AnImage, reader: ImageReader) -> np.ndarray:
     """Return an image as an array (H, W, 3) uint8 RGB. Raises UserError for anything else."""
     if isinstance(image, str | Path):
         if line := several_frames({Path(image): reader.header(Path(image)).frames}):
-            logging.getLogger("segtrain").warning(line)
+            log.warning(line)
         return reader.read(Path(image))
     if isinstance(image, Image.Image):
         mode = image.mode

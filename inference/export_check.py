@@ -1,6 +1,5 @@
 """Check that an exported file predicts what PyTorch predicts."""
 
-import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,11 +14,10 @@ from inference.predictor import Predictor
 from inference.trained import TrainedModel
 from models.custom import CustomNetwork
 from support.errors import UserError
+from support.log import log
 from support.progress import progress_bar
 from support.user_code import describe
 from training.data import find_masks
-
-log = logging.getLogger("segtrain")
 
 # Images to compare on.
 RANDOM_SIZES = ((7, 13), (64, 48), (17, 130), (75, 53))  # odd sizes, multiples of 8, one long side

@@ -6,7 +6,6 @@ mask = model.predict("photo.jpg").mask  # (height, width) uint8: class numbers
 """
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,12 @@ from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, 
 from support import program
 from support.errors import STOPPED, UserError
 from support.files import sha256
+from support.log import log
 from support.user_code import is_code
 from support.user_code import load as load_code
 from training import checkpoint
 from training.checkpoint_content import naming_flag
 from training.record.log import start_logging
-
-log = logging.getLogger("segtrain")
 
 OUT_OF_MEMORY_ADVICE = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
 LAYOUT = ("list_path", "image_path", "val_path", "val_split", "image_suffix", "label_suffix", "label_map")

@@ -1,6 +1,5 @@
 """The choice between the Triton kernel and PyTorch's operations for a pass over the pixels."""
 
-import logging
 from collections.abc import Callable
 from functools import cache
 
@@ -8,8 +7,7 @@ import torch
 from torch import Tensor
 
 from losses.pixel_pass import CrossEntropy, PixelPass
-
-log = logging.getLogger("segtrain")
+from support.log import log
 
 
 def find_kernel(logits: Tensor) -> Callable[[PixelPass], Tensor] | None:

@@ -1,6 +1,5 @@
 """Capture the backbone and the head as CUDA graphs, which a GPU replays without the CPU launching each kernel."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,9 @@ from torch import Tensor, nn
 from models.layers.norm import BatchNorm2d
 from models.segmenter import Segmenter
 from support.errors import UserError, in_one_line
+from support.log import log
 
 DEVICES = ("cuda",)  # that have graphs
-
-log = logging.getLogger("segtrain")
 
 
 def capture_network(model: Segmenter, images: Tensor, dtype: torch.dtype | None) -> None:

@@ -3,7 +3,6 @@
 import ast
 import copy
 import inspect
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,9 +15,8 @@ from models.heads import Head
 from models.layers.blocks import use_our_layers
 from support import shell
 from support.errors import UserError
+from support.log import log
 from support.user_code import SMP, describe, load
-
-log = logging.getLogger("segtrain")
 
 WEIGHT_TYPES = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
 WEIGHT_TYPES |= {torch.int64, torch.int32, torch.uint8, torch.bool}  # of buffers

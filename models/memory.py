@@ -1,7 +1,6 @@
 """Count how much memory a model keeps for its backward pass, without a device; and choose its blocks by that."""
 
 import copy
-import logging
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +10,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from models.backbone import ResNetBackbone
 from models.layers.norm import BatchNorm2d
 from models.segmenter import Segmenter
+from support.log import log
 
 # Weight 4, gradient 4, AdamW's averages 8, --ema 4, copy in 16 bits 2, the gradient that a CUDA graph writes 4.
 BYTES_PER_PARAMETER = 26
 # Not used: this share of the free memory, and this many GiB more. CUDA's libraries and fragmentation take them.
 RESERVED = 0.1, 1.0
-
-log = logging.getLogger("segtrain")
 
 
 def gpu_memory(device: torch.device) -> tuple[float, float]:

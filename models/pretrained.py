@@ -1,7 +1,6 @@
 """Read start weights from our checkpoints, torchvision's, or released CDSP checkpoints."""
 
 import errno
-import logging
 import re
 import socket
 from collections import Counter
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from support.errors import UserError
-
-log = logging.getLogger("segtrain")
+from support.log import log
 
 # {--pretrained: (torchvision's network, its weights)}
 DOWNLOADS = {

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from support.errors import UserError, WriteError
 from support.files import write_atomic
+from support.log import log
 from support.signals import WRITER
 from training import checkpoint_content
 from training.checkpoint_content import FORMAT, Checkpoint, ModelFile
-from training.record.log import log
 
 COMMENT = "segtrain step={step:012d}"
 _COMMENT = re.compile(rb"segtrain step=(\d{12})")

@@ -1,7 +1,6 @@
 """Choose the flags that follow from the data set: its layout, its classes and their names. Flags that are set stay."""
 
 import dataclasses
-import logging
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,6 +19,7 @@ from distributed.group import Group
 from flags import Config, describe, usual_model
 from support.errors import UserError
 from support.labels import BACKGROUND, DENSE, IGNORE
+from support.log import log
 from support.processes import ThreadPool
 from support.progress import progress_bar
 from training.checkpoint_content import Checkpoint
@@ -27,8 +27,6 @@ from training.data import count_labels
 
 NUM_THREADS = 4  # to read images
 CLASS_FLAGS = ("classes", "numclasses", "label_map")
-
-log = logging.getLogger("segtrain")
 
 
 def choose_layout(cfg: Config, group: Group) -> Config:

@@ -11,7 +11,7 @@ from data.classes import FOLDERS, Classes, read_classes, read_preset
 from data.dataset import SegmentationDataset
 from data.images.deep import any_header
 from data.images.resize import suggest_long_side
-from data.label_check import check_sample
+from data.label_check import check_sample, spread
 from data.layout import Split
 from distributed import rank_checks
 from distributed.group import Group
@@ -24,6 +24,7 @@ from models.memory import gpu_memory
 from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
+from support.log import log
 from support.user_code import is_code, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
@@ -31,7 +32,6 @@ from training.data import find_masks, find_training_files, prepare_demo_data, re
 from training.data_flags import choose_classes, choose_image_reading, choose_layout, warn_of_other_class_names
 from training.plan import Plan
 from training.record import folder, messages
-from training.record.log import log
 from training.start_weights import read_start_weights
 
 
@@ -170,8 +170,8 @@ def take_recipe(
             names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())  # --epochs replaces it
             kept = {name: value for name, value in resumed.config.items() if name in names}
             return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}, {}
-        some = [files.files[number * len(files.files) // NUM_SIZES]["image"] for number in range(NUM_SIZES)]
-        sizes = [any_header(path).size for path in dict.fromkeys(some)]
+        some = dict.fromkeys(paths["image"] for paths in spread(files.files, NUM_SIZES))
+        sizes = [any_header(path).size for path in some]
         device, memory = CPU, 0.0
         if group.device.type == "cuda":
             device, (_, memory) = CUDA, gpu_memory(group.device)

@@ -14,11 +14,11 @@ from models import pretrained
 from models.custom import in_own_network
 from models.pretrained import StartWeights
 from support.errors import UserError
+from support.log import log
 from support.shell import quoted
 from support.user_code import is_own_network
 from training import checkpoint
 from training.checkpoint_content import naming_flag
-from training.record.log import log
 
 
 def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:

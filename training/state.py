@@ -13,9 +13,9 @@ from distributed.group import Group
 from distributed.precision import LossScaler
 from models.pretrained import load_weights
 from support.errors import UserError
+from support.log import log
 from training.average import WeightAverage
 from training.checkpoint_content import Checkpoint
-from training.record.log import log
 
 POSITION = ("epoch", "samples", "step", "validated", "best_score", "validations_since_best")
 RESET = "or start without the optimizer's state by --reset_optimizer"

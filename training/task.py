@@ -5,9 +5,10 @@ from pathlib import Path
 
 from flags import Config, as_words
 from support.launched_by import rank_of
+from support.log import log
 from training.data import find_masks
 from training.record import folder
-from training.record.log import log, start_logging
+from training.record.log import start_logging
 
 
 def task_arguments(cfg: Config) -> list[str]:

@@ -7,12 +7,13 @@ python -m tools.suggest photos --checkpoint log/masks/best.pt --budget 10 --mask
 import csv
 import dataclasses
 import io
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from support.log import log
 
 if not __package__:  # started as a file from another folder: python PATH/tools/suggest
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -74,7 +75,6 @@ from tools.suggest import labelme
 from tools.suggest.page import figure, page
 from tools.suggest.places import Place, choose, find_places
 
-log = logging.getLogger("segtrain")
 RESULTS = ("next.csv", "index.html", "labelme/*")
 COLUMNS = ("rank", "image", "x", "y", "class", "or")
 

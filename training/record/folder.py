@@ -10,9 +10,9 @@ from typing import TextIO
 
 from support.errors import UserError
 from support.files import json_lines, write_atomic
+from support.log import log
 from support.yaml_file import read_yaml
 from training import checkpoint
-from training.record.log import log
 
 try:
     import fcntl

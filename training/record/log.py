@@ -4,10 +4,9 @@ import logging
 from functools import partial
 from typing import TextIO
 
+from support.log import log
 from support.terminal import say
 from training.record.warn_on_error import WarnOnError
-
-log = logging.getLogger("segtrain")
 
 
 class _TerminalHandler(logging.Handler):

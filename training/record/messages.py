@@ -19,6 +19,7 @@ from models import RESNET
 from support.best_score import class_label, deciding_score
 from support.files import json_lines
 from support.labels import single_object
+from support.log import log
 from support.progress import counted
 from support.shell import document, python_command, quoted
 from support.terminal import say
@@ -26,7 +27,6 @@ from support.user_code import is_own_network
 from training.checkpoint import step_of
 from training.plan import Plan
 from training.record.folder import REPORT
-from training.record.log import log
 from training.record.warn_on_error import WarnOnError
 from training.schedule import Schedule
 from training.scores import Scores, missed_classes, table

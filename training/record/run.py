@@ -18,10 +18,11 @@ from distributed.lifeline import WRITE_SECONDS
 from flags import as_dict, dump
 from support.errors import DivergedError, UserError, WriteError, in_one_line
 from support.files import write_atomic
+from support.log import log
 from training import checkpoint
 from training.plan import Plan
 from training.record import folder, samples
-from training.record.log import FileHandler, LineFormatter, log
+from training.record.log import FileHandler, LineFormatter
 from training.record.messages import resume_hint
 from training.record.metrics import Metrics
 from training.state import TrainState
@@ -37,7 +38,7 @@ class Run:
         self.group = group
         self.folder: Path | None = None  # on rank 0, once it is open
         self._place: Path | None = None  # the same on all ranks, for messages
-        self._num_saves = 0  # in the folder, at least
+        self._was_saved = False  # once in this folder, at least
         self.metrics = Metrics(group)
         self.warn_on_error = self.metrics.warn_on_error
         self.writer = checkpoint.Writer()
@@ -54,7 +55,7 @@ class Run:
         folder cannot be written.
         """
         self.cfg, self.is_new = plan.cfg, plan.folder is None
-        self._num_saves = int(not self.is_new)
+        self._was_saved = not self.is_new
         if self.group.is_main:
             try:
                 self._open(plan, state.step)
@@ -119,10 +120,10 @@ class Run:
             files = [self.folder / name for name in (*names, "last.pt")]
             self.writer.save(content, files, self.cfg.kept_files, self._report)
             self._report = lambda: None
-        self._num_saves += 1
         # Another rank that loses rank 0 cannot know if rank 0 had written the first file.
-        if self.folder or self._num_saves > 1:
+        if self.folder or self._was_saved:
             self.group.advise(resume_hint(self.cfg, self.group, self._place))
+        self._was_saved = True
 
     def __enter__(self) -> "Run":
         return self

@@ -1,13 +1,12 @@
 """Keep errors in logging, pictures and reports from ending a run."""
 
-import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 from support.errors import reason
+from support.log import log
 
 T = TypeVar("T")
-log = logging.getLogger("segtrain")
 
 
 class WarnOnError:
