@@ -16,7 +16,7 @@ from flags.conflicts import check as check_flags
 from flags.conflicts import idle_flags
 from flags.programs import READER, TASKS
 from flags.reader import ConfigFile, Parsed
-from flags.shared import DataFlags
+from flags.shared import MODEL_TYPES, DataFlags
 from flags.training import Config
 from support.errors import UserError
 from support.labels import MAPS
@@ -117,11 +117,12 @@ def _config_of_run(flag: str, run: str) -> Path | None:
     return saved if run != "auto" and saved.is_file() else None
 
 
-def usual_model(cfg: Config) -> str:
-    """Return the --model_type for --dataset and --backbone if none is set."""
+def usual_model(cfg: Config, head: str = "") -> str:
+    """Return the --model_type for --dataset and --backbone, or for --dataset and the head of a trained model."""
     # A timm network is not dilated to stride 8, and a head that sees only its deepest features learns slowly.
-    head = "res50_ASPP" if cfg.backbone == "resnet" else "deeplabv3p_multi"
-    return head + ("_lorm" if "pseudo" in MAPS[cfg.dataset] else "")  # LoRM needs pseudo-labels
+    head = head.removesuffix("_lorm") or ("res50_ASPP" if cfg.backbone == "resnet" else "deeplabv3p_multi")
+    with_lorm = f"{head}_lorm"
+    return with_lorm if with_lorm in MODEL_TYPES and "pseudo" in MAPS[cfg.dataset] else head  # from pseudo-labels
 
 
 def as_dict(cfg: Config) -> dict:

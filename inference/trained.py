@@ -28,7 +28,7 @@ from flags.reader import FlagReader
 from flags.shared import DataFlags, ImageFlags, InferenceFlags, LaunchFlags, ModelFlags
 from inference.api import LoadedModel
 from inference.predictor import Predictor
-from models.pretrained import STRIDE_IS_SET, load_weights, needs_stride_in_1x1, released_type
+from models.pretrained import has_stride_in_1x1, load_weights, refuse_other_head, released_type
 from support import program
 from support.errors import STOPPED, UserError
 from support.files import sha256
@@ -130,9 +130,9 @@ class TrainedModel:
         check_effects(self.cfg, SAVED_FLAGS & set(overrides))
         if "classes" in saved and not {"classes"} & {*texts, *overrides}:
             self._find_names()
-        needed = needs_stride_in_1x1(self.file.best_weights, f"--checkpoint {path}", self.cfg.model_type)
-        if needed and not self.cfg.stride_in_1x1:
-            log.info(STRIDE_IS_SET.format(path=f"--checkpoint {path}"))
+        refuse_other_head(self.file.best_weights, f"--checkpoint {path}", self.cfg.model_type)
+        if has_stride_in_1x1(self.file.best_weights) and not self.cfg.stride_in_1x1:
+            log.info(f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set")
             self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)
 
     @property

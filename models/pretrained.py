@@ -4,9 +4,7 @@ import errno
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.error import URLError
 
 import torch
@@ -41,13 +39,12 @@ AUXILIARY = "aux_classifier."  # torchvision's second head, which only helps to 
 RESNET_PARTS = {part: f"backbone.{part}" for part in ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")}
 # {(the last block of a ResNet's layer3, whether blocks have three convolutions): --layers}
 DEPTHS = {(1, False): 18, (5, False): 34, (5, True): 50, (22, True): 101, (35, True): 152}
-STRIDE_IS_SET = "{path} has the weight names of a released CDSP file: --stride_in_1x1 is set"
 
 
 class StartWeights(NamedTuple):
     """The weights that a new run starts from, and their source. An empty state_dict means random weights.
 
-    other_flags: the flags of our checkpoint that make another network than this run's, as words of a command line.
+    other_flags: words of a command line, the flags of the network that the weights belong to, if it is not this run's.
     """
 
     source: str
@@ -55,15 +52,15 @@ class StartWeights(NamedTuple):
     other_flags: str = ""
 
 
-def read_start_weights(pretrained: str, layers: int, read: Callable[[Path], dict]) -> StartWeights:
-    """Return the weights of --pretrained: "none" (empty), a key of DOWNLOADS, or a file, read by `read`.
+def resnet_weights(pretrained: str, layers: int, content: dict[str, Any]) -> StartWeights:
+    """Return the weights of --pretrained: "none" (empty), a key of DOWNLOADS, or the content of a file.
 
-    Raises UserError if reading or downloading fails.
+    Raises UserError if downloading fails.
     """
     if pretrained.lower() == "none":
         return StartWeights("none", {})
     if pretrained not in DOWNLOADS:
-        return StartWeights(pretrained, weights_in(read(Path(pretrained))))
+        return StartWeights(pretrained, weights_in(content))
     import torchvision  # imported here because it takes more than a second
 
     network, version = DOWNLOADS[pretrained]
@@ -99,10 +96,7 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
         return "start weights: random (--pretrained none)"
     num_copied, missing, unused = load_weights(model, start.state_dict)
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
-    depth = resnet_depth(start.state_dict) or layers
-    advice = f"check --backbone and --layers {layers}"
-    if depth != layers or start.other_flags:
-        advice = f"use {start.other_flags or f'--layers {depth}'}"
+    advice = f"use {start.other_flags}" if start.other_flags else f"check --backbone and --layers {layers}"
     such = f" (the file's names are such as {next(iter(start.state_dict))})" if start.state_dict else ""
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
         raise UserError(f"--pretrained {start.source}: none of its backbone's weights fits: {advice}{such}")
@@ -132,17 +126,20 @@ def released_type(state_dict: dict[str, Tensor]) -> str | None:
     return head + ("_lorm" if any(name.startswith(("layer_camatt.", "layer_lorm.")) for name in names) else "")
 
 
-def needs_stride_in_1x1(state_dict: dict[str, Tensor], path: str, model_type: str) -> bool:
-    """Return whether the weights are of a released CDSP file, whose backbone needs --stride_in_1x1.
+def has_stride_in_1x1(state_dict: dict[str, Tensor]) -> bool:
+    """Return whether the weights are of a released CDSP file, whose backbone needs --stride_in_1x1."""
+    return released_type(state_dict) not in (None, TORCHVISION_TYPE)
 
-    path: for messages. Raises UserError if another model_type is to use torchvision's differently dilated DeepLabV3.
+
+def refuse_other_head(state_dict: dict[str, Tensor], path: str, model_type: str) -> None:
+    """Raise UserError if another model_type is to use torchvision's DeepLabV3, which has dilations of its own.
+
+    path: for the message.
     """
-    released = released_type(state_dict)
-    if released == TORCHVISION_TYPE != model_type:
+    if released_type(state_dict) == TORCHVISION_TYPE != model_type:
         raise UserError(
             f"{path}: a file of torchvision's DeepLabV3: use --model_type {TORCHVISION_TYPE}, with --layers 50 or 101"
         )
-    return released not in (None, TORCHVISION_TYPE)
 
 
 def weights_in(content: dict, *, averaged: bool = True) -> dict[str, Tensor]:

@@ -1,13 +1,13 @@
 """Read start weights for timm networks, from timm itself or from a file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.pretrained import StartWeights, remedy, unwrapped, weights_in
+from models.pretrained import StartWeights, remedy, weights_in
 from models.timm_backbone import TimmBackbone, create
 from support.errors import UserError
 
@@ -15,8 +15,8 @@ PREFIX = "backbone.body."  # of the network's names in a Segmenter
 BACKBONE = "backbone."  # of names in a Segmenter's checkpoint
 
 
-def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path], dict]) -> StartWeights:
-    """Return the weights of --pretrained for a timm network: "none" (empty), "imagenet", or a file, read by `read`.
+def read_timm_weights(backbone: nn.Module, pretrained: str, content: dict[str, Any]) -> StartWeights:
+    """Return the weights of --pretrained for a timm network: "none" (empty), "imagenet", or the content of a file.
 
     "imagenet": the weights that timm offers under the network's name, downloaded or from timm's cache. A file contains
     one of our checkpoints, or the timm network's weights (.pth, .bin or .safetensors). If another library wrote it, so
@@ -26,7 +26,7 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
     assert isinstance(backbone, TimmBackbone)
     if pretrained.lower() == "none":
         return StartWeights("none", {})
-    source, content = pretrained, None
+    source, weights = pretrained, None
     if pretrained == "imagenet":
         source = f"timm ({backbone.name})"
     elif pretrained == "imagenet_v1":
@@ -34,13 +34,13 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
             "--pretrained imagenet_v1: only torchvision's ResNet has these weights: use imagenet, or a FILE"
         )
     else:
-        content = _read(Path(pretrained), read)
-        if any(name.startswith(BACKBONE) for name in content):
-            return StartWeights(source, content)
-        content = _renamed(content, backbone.body)
+        weights = weights_in(content)
+        if any(name.startswith(BACKBONE) for name in weights):
+            return StartWeights(source, weights)
+        weights = _renamed(weights, backbone.body)
     options: dict[str, Any] = {"pretrained": True}
-    if content is not None:
-        options["pretrained_cfg_overlay"] = {"state_dict": content, "custom_load": False}
+    if weights is not None:
+        options["pretrained_cfg_overlay"] = {"state_dict": weights, "custom_load": False}
     elif not backbone.body.pretrained_cfg.get("hf_hub_id") and not backbone.body.pretrained_cfg.get("url"):
         raise UserError(f"--pretrained imagenet: timm has no weights of {backbone.name}: give a FILE, or use none")
     try:
@@ -48,18 +48,18 @@ def read_timm_weights(backbone: nn.Module, pretrained: str, read: Callable[[Path
     except (OSError, RuntimeError, ValueError, LookupError, AttributeError) as error:  # no network; weights do not fit
         problem = " ".join(str(error).split())[:160]
         download = f"{remedy(error, 'HF_HOME')}, give a FILE, or use --pretrained none"
-        advice = download if content is None else "give a file of this network"
+        advice = download if weights is None else "give a file of this network"
         raise UserError(
             f"--pretrained {pretrained}: no weights for timm:{backbone.name} ({problem}): {advice}"
         ) from None
     # Weights that timm does not find stay random, so they equal those of a second network with the same seed.
-    weights = body.state_dict()
-    missing = {name for name, value in weights.items() if value.ndim > 1 and torch.equal(value, random[name])}
-    if len(missing) == sum(value.ndim > 1 for value in weights.values()):
+    loaded = body.state_dict()
+    missing = {name for name, value in loaded.items() if value.ndim > 1 and torch.equal(value, random[name])}
+    if len(missing) == sum(value.ndim > 1 for value in loaded.values()):
         raise UserError(
             f"--pretrained {pretrained}: has no weights of timm:{backbone.name}: give a file of this network"
         )
-    return StartWeights(source, {PREFIX + name: value for name, value in weights.items() if name not in missing})
+    return StartWeights(source, {PREFIX + name: value for name, value in loaded.items() if name not in missing})
 
 
 def _seeded(backbone: TimmBackbone, **options) -> nn.Module:
@@ -68,15 +68,14 @@ def _seeded(backbone: TimmBackbone, **options) -> nn.Module:
         return create(backbone.name, backbone.facts, **options)
 
 
-def _read(path: Path, read: Callable[[Path], dict]) -> dict[str, Tensor]:
-    if path.suffix != ".safetensors":
-        return weights_in(read(path))
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """Return {name: tensor} of a .safetensors file. Raises UserError if it is not a whole one."""
     import safetensors.torch  # timm needs the package, segtrain does not
 
     try:
-        return unwrapped(safetensors.torch.load_file(path))
+        return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"--pretrained {path}: not a whole safetensors file ({error})") from None
+        raise UserError(f"{path}: not a whole safetensors file ({error})") from None
 
 
 def _renamed(content: Mapping[str, Tensor], body: nn.Module) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Networks of timm as backbones: timm's features, every parameter trained, weights from files, runs that resume."""
 
 import struct
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -9,6 +10,8 @@ from conftest import read_metrics, score
 from torch import nn
 
 import models
+from distributed.group import Group
+from flags import Config
 from models import fold
 from models.pretrained import StartWeights, load_start_weights
 from models.timm_backbone import TimmBackbone
@@ -16,8 +19,10 @@ from models.timm_weights import read_timm_weights
 from support.errors import UserError
 from training import checkpoint
 from training.average import WeightAverage
+from training.start_weights import read_start_file, read_start_weights
 
 timm = pytest.importorskip("timm")
+CPU = torch.device("cpu")
 
 
 def build(name: str, model_type: str = "deeplabv3p_multi", **options) -> models.Segmenter:
@@ -74,41 +79,31 @@ def test_average_of_weights_forgets_what_the_network_kept(name):
         assert torch.equal(average.module(images)["logits"], model.eval()(images)["logits"])
 
 
-def saved(tmp_path, content) -> str:
-    torch.save(content, tmp_path / "net.pth")
-    return str(tmp_path / "net.pth")
-
-
-def test_weights_from_files_of_timm_and_of_ours(tmp_path):
+def test_weights_from_files_of_timm_and_of_ours():
     network = timm.create_model("test_efficientnet")
     content = network.state_dict()
     plain = TimmBackbone("test_efficientnet")
     first = content["conv_stem.weight"]
     for prefix in ("", "module.", "model._orig_mod."):
         source = {"state_dict": {prefix + name: value for name, value in content.items()}}
-        start = read_timm_weights(plain, saved(tmp_path, source), checkpoint.read)
+        start = read_timm_weights(plain, "x.pth", source)
         assert torch.equal(start.state_dict["backbone.body.conv_stem.weight"], first)
     renamed = {f"_layer{number}": value for number, value in enumerate(content.values())}
-    start = read_timm_weights(plain, saved(tmp_path, renamed), checkpoint.read)
+    start = read_timm_weights(plain, "x.pth", renamed)
     for name, value in start.state_dict.items():
         assert torch.equal(value, content[name.removeprefix("backbone.body.")])
-    import safetensors.torch
-
-    safetensors.torch.save_file(content, tmp_path / "net.safetensors")
-    start = read_timm_weights(plain, str(tmp_path / "net.safetensors"), checkpoint.read)
-    assert torch.equal(start.state_dict["backbone.body.conv_stem.weight"], first)
     ours = {"model": build("test_efficientnet").state_dict()}
-    start = read_timm_weights(plain, saved(tmp_path, ours), checkpoint.read)
+    start = read_timm_weights(plain, "x.pth", ours)
     assert set(start.state_dict) == set(ours["model"])
 
 
-def test_position_embeddings_of_another_size_are_resized(tmp_path):
+def test_position_embeddings_of_another_size_are_resized():
     """test_vit has 160 / 16 = 10 positions a side; an image of 65x97 needs 5 x 7."""
     body = TimmBackbone("test_vit")
     assert body.body.pos_embed.shape[1] in (100, 101)
     assert [tuple(x.shape[2:]) for x in body(torch.randn(1, 3, 65, 97))] == [(5, 7)]
     larger = timm.create_model("test_vit", img_size=224).state_dict()  # 14 x 14
-    start = read_timm_weights(body, saved(tmp_path, larger), checkpoint.read)
+    start = read_timm_weights(body, "x.pth", larger)
     assert start.state_dict["backbone.body.pos_embed"].shape == body.body.pos_embed.shape
 
 
@@ -136,24 +131,34 @@ def test_weights_of_another_backbone_are_refused_though_the_head_fits():
         load_start_weights(model, StartWeights("x.pt", other), layers=50)
 
 
-def test_weights_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
+def test_weights_that_do_not_fit_are_one_line(monkeypatch):
     body = TimmBackbone("test_efficientnet")
-    other = saved(tmp_path, timm.create_model("test_resnet").state_dict())
-    with pytest.raises(UserError, match=f"--pretrained {other}: no weights for timm:test_efficientnet") as error:
-        read_timm_weights(body, other, checkpoint.read)
+    other = timm.create_model("test_resnet").state_dict()
+    with pytest.raises(UserError, match=r"--pretrained x\.pth: no weights for timm:test_efficientnet") as error:
+        read_timm_weights(body, "x.pth", other)
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="imagenet_v1: only torchvision's ResNet"):
-        read_timm_weights(body, "imagenet_v1", checkpoint.read)
-    broken = tmp_path / "broken.safetensors"
-    claims = b'{"w":{"dtype":"F32","shape":[25000000000],"data_offsets":[0,100000000000]}}'
-    for content in (b"\x00" * 7, struct.pack("<Q", 2**60), struct.pack("<Q", len(claims)) + claims):
-        broken.write_bytes(content)
-        with pytest.raises(UserError, match="not a whole safetensors file"):
-            read_timm_weights(body, str(broken), checkpoint.read)
+        read_timm_weights(body, "imagenet_v1", {})
     monkeypatch.setattr("models.timm_weights.create", mock.Mock(side_effect=OSError("no route to the host")))
     said = r"no route to the host\): connect to the network, give a FILE, or use --pretrained none"
     with pytest.raises(UserError, match=said):
-        read_timm_weights(body, "imagenet", checkpoint.read)
+        read_timm_weights(body, "imagenet", {})
+
+
+def test_a_safetensors_file_is_read_whole_or_refused(tmp_path):
+    import safetensors.torch
+
+    content = timm.create_model("test_efficientnet").state_dict()
+    file = tmp_path / "net.safetensors"
+    safetensors.torch.save_file(content, file)
+    cfg = replace(Config(), backbone="timm:test_efficientnet", model_type="deeplabv3p_multi", pretrained=str(file))
+    start = read_start_weights(cfg, Group(CPU), read_start_file(cfg, Group(CPU)))
+    assert torch.equal(start.state_dict["backbone.body.conv_stem.weight"], content["conv_stem.weight"])
+    claims = b'{"w":{"dtype":"F32","shape":[25000000000],"data_offsets":[0,100000000000]}}'
+    for broken in (b"\x00" * 7, struct.pack("<Q", 2**60), struct.pack("<Q", len(claims)) + claims):
+        file.write_bytes(broken)
+        with pytest.raises(UserError, match=f"^--pretrained {file}: not a whole safetensors file"):
+            read_start_file(cfg, Group(CPU))
 
 
 def test_without_timm_the_flag_says_how_to_get_it(monkeypatch):

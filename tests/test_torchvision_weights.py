@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import models
 from distributed.group import Group
-from flags import parse_flags
+from flags import Config, parse_flags
 from inference.trained import TrainedModel
-from models.pretrained import StartWeights, load_start_weights
+from models.pretrained import load_start_weights
 from support.errors import UserError
-from training.settle import fit_weights
+from training import checkpoint
+from training.settle import choose_network
 from training.start_weights import read_start_weights
 from utils import get_model
 
@@ -62,7 +63,7 @@ def test_deeplabv3_computes_what_torchvisions_does(theirs, file):
 def test_training_keeps_all_but_a_classifier_of_other_classes(demo_root, file, caplog):
     values = {"model_type": "deeplabv3_torchvision", "layers": 50, "numclasses": 5, "pretrained": file}
     cfg = parse_flags(flags(dataset_path=demo_root, **values))
-    start = read_start_weights(cfg, Group(CPU))
+    start = read_start_weights(cfg, Group(CPU), checkpoint.read(file))
     with caplog.at_level("INFO", "segtrain"):
         get_model(cfg, Group(CPU), start)
     # 53 convolutions of the ResNet and 7 of the head, each with a norm of 5 values.
@@ -79,7 +80,7 @@ def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo
         TrainedModel(file, {"model_type": "deeplabv3", "numclasses": 21})
     cfg = parse_flags(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))
     with pytest.raises(UserError, match=f"^--pretrained {message}$"):
-        fit_weights(cfg, Group(CPU), None, read_start_weights(cfg, Group(CPU)))
+        read_start_weights(cfg, Group(CPU), checkpoint.read(file))
 
 
 def test_start_weights_for_classes_of_other_names_are_named(demo_root, tmp_path, caplog):
@@ -87,28 +88,49 @@ def test_start_weights_for_classes_of_other_names_are_named(demo_root, tmp_path,
         "config": {"numclasses": 2, "layers": 18, "model_type": "res50_ASPP_lorm"},
         "texts": {"classes": "sky\nroad"},
     }
-    torch.save(content | {"model": {"head.x": torch.zeros(2)}}, tmp_path / "x.pt")
+    content |= {"model": {"head.x": torch.zeros(2)}}
     cfg = parse_flags(flags(dataset_path=demo_root, pretrained=tmp_path / "x.pt", numclasses=2))
     for text in ("", "sky\nroad", "sky\nwater"):
-        read_start_weights(replace(cfg, texts={"classes": text}), Group(CPU))
+        read_start_weights(replace(cfg, texts={"classes": text}), Group(CPU), content)
     warning = f"--pretrained {tmp_path}/x.pt: its head was trained for classes of other names: 'road' is 'water' now"
     assert [line for line in caplog.messages if "other names" in line] == [warning]
-    read_start_weights(replace(cfg, numclasses=3, texts={"classes": "a\nb\nc"}), Group(CPU))  # a new head
+    read_start_weights(replace(cfg, numclasses=3, texts={"classes": "a\nb\nc"}), Group(CPU), content)  # a new head
     assert caplog.messages.count(warning) == 1
 
 
-def test_a_resnet_has_the_depth_of_its_start_weights_unless_the_user_sets_it(demo_root):
-    start = StartWeights("x.pt", torchvision.models.resnet18().state_dict())
-    for layers, depth in ((None, 18), (50, 50)):
-        cfg = parse_flags(flags(dataset_path=demo_root, layers=layers, pretrained="x.pt"))
-        assert fit_weights(cfg, Group(CPU), None, start).layers == depth
-    timm = parse_flags(flags(dataset_path=demo_root, layers=None, backbone="timm:x", pretrained="x.pt"))
-    assert fit_weights(timm, Group(CPU), None, start).layers == timm.layers
+RESNET18 = torchvision.models.resnet18().state_dict()
+OURS = {"model_type": "deeplabv3p_lorm", "backbone": "timm:x", "output_stride": 8, "head_channels": 96, "numclasses": 9}
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "expected"),
+    [
+        (RESNET18, {}, {"layers": 18}),
+        (RESNET18, {"layers": 50}, {"layers": 50}),
+        (RESNET18, {"backbone": "timm:x"}, {"backbone": "timm:x", "layers": Config().layers}),
+        # A run's checkpoint: the demo has pseudo-labels, so the head keeps LoRM; with dense masks it has none.
+        (OURS, {}, OURS | {"numclasses": 5}),
+        (OURS, {"dataset": "Dense"}, OURS | {"numclasses": 5, "model_type": "deeplabv3p"}),
+        # Another head on the same backbone; another backbone, whose features the head does not fit.
+        (OURS, {"model_type": "deeplabv3"}, {"model_type": "deeplabv3", "backbone": "timm:x", "head_channels": 256}),
+        (OURS, {"backbone": "timm:y"}, {"backbone": "timm:y", "model_type": "deeplabv3p_multi_lorm"}),
+        ({"model_type": "linear_lorm"}, {}, {"model_type": "res50_ASPP_lorm"}),  # of another version
+        ({"model_type": "linear"}, {}, {"model_type": "linear"}),  # has no form with LoRM
+        ({"model_type": "net.py:Net"}, {}, {"model_type": "res50_ASPP_lorm"}),  # code that the user does not name
+    ],
+)
+def test_the_network_is_that_of_the_start_weights_unless_the_user_sets_it(demo_root, content, given, expected):
+    if "model_type" in content:
+        content = {"config": content, "texts": {}, "step": 1, "model": {}, "ema": None}
+    cfg = parse_flags(flags(dataset_path=demo_root, **{"layers": None, "pretrained": "x.pt"} | given))
+    found = choose_network(cfg, Group(CPU), None, content)
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(("theirs", "layers"), [(50, 18), (101, 50)])
 def test_weights_of_another_depth_are_named(theirs, layers, caplog):
     """All weights of ResNet-50 are in a ResNet-101 by name and shape."""
-    file = StartWeights("x.pt", torchvision.models.get_model(f"resnet{theirs}").state_dict())
-    load_start_weights(models.build("res50_ASPP", num_classes=4, layers=layers), file, layers)
+    cfg = replace(Config(), layers=layers, pretrained="x.pt")
+    start = read_start_weights(cfg, Group(CPU), torchvision.models.get_model(f"resnet{theirs}").state_dict())
+    load_start_weights(models.build("res50_ASPP", num_classes=4, layers=layers), start, layers)
     assert re.search(rf"x.pt does not fit --layers {layers} \(\d+ .*\): use --layers {theirs}$", caplog.messages[0])

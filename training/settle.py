@@ -16,23 +16,21 @@ from data.layout import Split
 from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
-from flags import Config, as_dict, check_flags, describe, own_code
+from flags import Config, as_dict, check_flags, describe, own_code, usual_model
 from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
 from flags.declare import per_rank
-from models import RESNET, pretrained
 from models.memory import gpu_memory
-from models.pretrained import StartWeights
 from support.errors import UserError
 from support.files import check_place
 from support.log import log
-from support.user_code import is_code, load
+from support.user_code import is_own_network, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
 from training.data_flags import choose_classes, choose_image_reading, choose_layout, warn_of_other_class_names
 from training.plan import Plan
 from training.record import folder, messages
-from training.start_weights import read_start_weights
+from training.start_weights import BACKBONE, HEAD, network_of, read_start_file, read_start_weights
 
 
 def settle(cfg: Config, group: Group) -> Plan:
@@ -48,11 +46,8 @@ def settle(cfg: Config, group: Group) -> Plan:
     prepare_demo_data(cfg, group)
     cfg = choose_layout(cfg, group)
     run_folder, resumed = find_run(cfg, group)
-    if resumed:
-        kept = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in cfg.given}
-        own_code.refuse_unnamed(kept, {}, f"--resume {cfg.resume}")  # code; take_recipe() keeps the loss
-        if kept.get("model_type"):  # an earlier version may have had another default
-            cfg = dataclasses.replace(cfg, model_type=kept["model_type"])
+    start_file = {} if resumed else read_start_file(cfg, group)
+    cfg = choose_network(cfg, group, resumed, start_file)
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
     if run_folder is None and group.is_main:  # if this raises, the lifeline ends the other ranks
         data = [path for split in files.values() for path in split.folders.values()]
@@ -70,8 +65,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg = take_recipe(cfg, group, files["train"], classes, shares, resumed)
     cfg = split_batchsize(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
-    start_weights = None if resumed else read_start_weights(cfg, group)
-    cfg = fit_weights(cfg, group, resumed, start_weights)
+    start_weights = None if resumed else read_start_weights(cfg, group, start_file)
     check_flags(cfg, is_final=True)
     return Plan(cfg, classes, files, run_folder, resumed, start_weights)
 
@@ -123,6 +117,36 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
         log.info(f"resuming {path}: {where}")
     return run_folder, resumed
+
+
+def choose_network(cfg: Config, group: Group, resumed: Checkpoint | None, start_file: dict[str, Any]) -> Config:
+    """Return the flags with the network of the checkpoint to resume, or of the file of start weights. Collective.
+
+    Flags that the user sets stay, and with a head or a backbone of the user's, all flags of that part. Raises UserError
+    if the resumed network is code that the user does not name.
+    """
+    given = cfg.given
+    if resumed:
+        given = given - {"stride_in_1x1"}  # weights of both kinds have the same names and shapes
+        network = {name: resumed.config[name] for name in (*BACKBONE, *HEAD) if name in {*resumed.config} - given}
+        code = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in given}
+        own_code.refuse_unnamed(code, {}, f"--resume {cfg.resume}")  # take_recipe() keeps the loss
+    else:
+        found = group.broadcast(network_of(start_file))  # rank 0 alone has the file
+        network = {}
+        for part in (BACKBONE, HEAD):
+            if any(found.get(name, getattr(cfg, name)) != getattr(cfg, name) for name in given.intersection(part)):
+                break  # the file's head does not fit another backbone
+            network |= {name: found[name] for name in part if name in found and name not in given}
+        if is_own_network(cfg.model_type) or is_own_network(network.get("model_type", "")):
+            return cfg
+        if "model_type" in network:
+            network["model_type"] = usual_model(cfg, network["model_type"])
+    choices = {name: (value, "its network") for name, value in network.items() if value != getattr(cfg, name)}
+    if choices:
+        source = f"--resume {cfg.resume}" if resumed else f"--pretrained {cfg.pretrained}"
+        log.info(f"chosen from {source}: {describe(choices)}")
+    return dataclasses.replace(cfg, **network)
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
@@ -209,31 +233,3 @@ def split_batchsize(cfg: Config, group: Group) -> Config:
             f"--accum_steps {cfg.accum_steps}: use {multiple} or another multiple of {parts}"
         )
     return dataclasses.replace(cfg, batchsize=cfg.total_batchsize // parts)
-
-
-def fit_weights(cfg: Config, group: Group, resumed: Checkpoint | None, start_weights: StartWeights | None) -> Config:
-    """Return the flags with --layers and --stride_in_1x1 as the resumed run or the start weights need them. Collective.
-
-    If the user sets --layers, it stays.
-    """
-    if resumed:
-        stride_in_1x1 = resumed.config["stride_in_1x1"]
-        if stride_in_1x1 != cfg.stride_in_1x1:
-            log.info(f"--stride_in_1x1 is {'on' if stride_in_1x1 else 'off'}, as in the checkpoint")
-        return dataclasses.replace(cfg, stride_in_1x1=stride_in_1x1)
-    # Rank 0 alone has the start weights, but every rank builds the model.
-    depth = group.broadcast(pretrained.resnet_depth(start_weights.state_dict) if start_weights else None)
-    has_layers = cfg.backbone == RESNET and not is_code(cfg.model_type)
-    if depth not in (None, cfg.layers) and has_layers and "layers" not in cfg.given:
-        choice = describe({"layers": (depth, "the depth of its ResNet")})
-        log.info(f"chosen from --pretrained {cfg.pretrained}: {choice}")
-        cfg = dataclasses.replace(cfg, layers=depth)
-    needed = False
-    if start_weights is not None:
-        path = f"--pretrained {start_weights.source}"
-        needed = pretrained.needs_stride_in_1x1(start_weights.state_dict, path, cfg.model_type) and cfg.layers >= 50
-    needed = group.broadcast(needed)
-    if needed and not cfg.stride_in_1x1:
-        log.info(pretrained.STRIDE_IS_SET.format(path=f"--pretrained {cfg.pretrained}"))
-        return dataclasses.replace(cfg, stride_in_1x1=True)
-    return cfg

@@ -1,7 +1,6 @@
 """Read the weights that a new run starts from (--pretrained)."""
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +17,65 @@ from support.log import log
 from support.shell import quoted
 from support.user_code import is_own_network
 from training import checkpoint
-from training.checkpoint_content import naming_flag
+from training.checkpoint_content import check_model, naming_flag
+
+# The flags of a network. The weights of a head fit only on the backbone that they were trained on.
+BACKBONE = ("backbone", "layers", "output_stride", "stride_in_1x1")
+HEAD = ("model_type", "model_args", "head_channels")
 
 
-def read_start_weights(cfg: Config, group: Group) -> StartWeights | None:
+def read_start_file(cfg: Config, group: Group) -> dict[str, Any]:
+    """Return the content of --pretrained FILE on rank 0; {} on other ranks, or if the flag names no file. Collective.
+
+    Raises UserError if the file cannot be read.
+    """
+    path = Path(cfg.pretrained)
+
+    def read() -> dict[str, Any]:
+        with naming_flag("--pretrained", path, "name a FILE, imagenet or none"):
+            if path.suffix == ".safetensors" and cfg.backbone != models.RESNET:
+                from models.timm_weights import read_safetensors  # imported here, as timm is an extra
+
+                return read_safetensors(path)
+            return checkpoint.read(path)
+
+    return group.run_on_rank_0(read, f"loading --pretrained {path}") or {} if _names_file(cfg) else {}
+
+
+def _names_file(cfg: Config) -> bool:
+    return cfg.pretrained.lower() not in (*OF_TORCHVISION, "none")
+
+
+def network_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Return {flag: value} of the network that a file's weights belong to, as far as the file tells."""
+    with contextlib.suppress(UserError):  # a file of an earlier version or of another project: see its weights
+        if content and (saved := check_model(content).config):
+            return {name: saved[name] for name in (*BACKBONE, *HEAD) if name in saved}
+    weights = pretrained.weights_in(content)
+    depth = pretrained.resnet_depth(weights)
+    network: dict[str, Any] = {"backbone": models.RESNET, "layers": depth} if depth else {}
+    network |= {"stride_in_1x1": True} if pretrained.has_stride_in_1x1(weights) else {}
+    is_torchvision = pretrained.released_type(weights) == pretrained.TORCHVISION_TYPE
+    return network | ({"model_type": pretrained.TORCHVISION_TYPE} if is_torchvision else {})
+
+
+def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> StartWeights | None:
     """Return the weights of --pretrained on rank 0, None on other ranks. Collective.
 
-    Raises UserError if they cannot be read or downloaded.
+    content: from read_start_file(). Raises UserError if weights cannot be downloaded, or do not fit a timm network.
     """
     if cfg.freeze_backbone and cfg.pretrained == "none":
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
-    saved: dict[str, Any] = {}  # the flags of a checkpoint of ours
-    names: list[str] = []  # of its classes, if it has any
-
-    @naming_flag("--pretrained", Path(cfg.pretrained), "name a FILE, imagenet or none")
-    def read_file(path: Path) -> dict:
-        content = checkpoint.read(path)
-        saved.update(content["config"] if isinstance(content.get("config"), dict) else {})
-        names.extend(_class_names(content.get("texts")))
-        return content
 
     def read() -> StartWeights:
-        weights = _read_weights(cfg, read_file)
+        weights, network = _read_weights(cfg, content), network_of(content)
+        names = _class_names(content.get("texts"))
         other_names = [(old, new) for old, new in zip(names, _class_names(cfg.texts), strict=False) if old != new]
-        if other_names and (len(names), saved.get("model_type")) == (cfg.numclasses, cfg.model_type):
+        if other_names and (len(names), network.get("model_type")) == (cfg.numclasses, cfg.model_type):
             old, new = other_names[0]
             problem = f"its head was trained for classes of other names: {old!r} is {new!r} now"
             log.warning(f"--pretrained {cfg.pretrained}: {problem}")
-        keys = "model_type", "backbone", "layers" if saved.get("backbone") == models.RESNET else "output_stride"
-        other = {name: saved[name] for name in keys if saved.get(name, "") not in ("", getattr(cfg, name))}
+        other = {name: value for name, value in network.items() if value != getattr(cfg, name)}
         return weights._replace(other_flags=quoted(as_words(other)))
 
     return group.run_on_rank_0(read, f"loading --pretrained {cfg.pretrained}")
@@ -62,15 +91,14 @@ def _class_names(texts: Any) -> list[str]:
     return []
 
 
-def _read_weights(cfg: Config, read_file: Callable[[Path], dict]) -> StartWeights:
-    if is_own_network(cfg.model_type):
-        if cfg.pretrained in (*OF_TORCHVISION, "none"):  # by default; the network's function may load weights
-            return StartWeights("none", {})
-        weights = pretrained.weights_in(read_file(Path(cfg.pretrained)))
-        return StartWeights(cfg.pretrained, {in_own_network(name): value for name, value in weights.items()})
+def _read_weights(cfg: Config, content: dict[str, Any]) -> StartWeights:
+    if is_own_network(cfg.model_type):  # without a file: the network's function may load weights
+        weights = {in_own_network(name): value for name, value in pretrained.weights_in(content).items()}
+        return StartWeights(cfg.pretrained if _names_file(cfg) else "none", weights)
     if cfg.backbone == models.RESNET:
-        return pretrained.read_start_weights(cfg.pretrained, cfg.layers, read_file)
+        pretrained.refuse_other_head(pretrained.weights_in(content), f"--pretrained {cfg.pretrained}", cfg.model_type)
+        return pretrained.resnet_weights(cfg.pretrained, cfg.layers, content)
     from models.timm_weights import read_timm_weights  # imported here, as timm is an extra
 
     backbone = models.build(cfg.model_type, **cfg.architecture).backbone
-    return read_timm_weights(backbone, cfg.pretrained, read_file)
+    return read_timm_weights(backbone, cfg.pretrained, content)
