@@ -96,7 +96,9 @@ def test_the_end_of_a_run_says_what_to_try(tmp_path, caplog):
 
     def said(best: int, *confusions: list, steps: int = FEW_STEPS // 3) -> str:
         write_atomic(tmp_path / "best.pt", to_bytes({"step": best * steps}))
-        lines = [{"kind": "val", "step": steps * n, **scores(torch.tensor(rows))} for n, rows in enumerate(confusions, 1)]
+        lines = [
+            {"kind": "val", "step": steps * n, **scores(torch.tensor(rows))} for n, rows in enumerate(confusions, 1)
+        ]
         write_atomic(tmp_path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         caplog.clear()
         messages._log_scores(tmp_path / "best.pt", Config(), read_classes("binary", 2))
