@@ -20,6 +20,9 @@ from support.log import log
 if __name__ == "__main__":
     program.check_command_line(EVALUATE.command_line)  # --help and wrong flags answer here, before torch is imported
 
+import numpy as np
+
+from data.label_check import objects_as_255
 from distributed import rank_checks
 from distributed.group import Group
 from inference.evaluation import Evaluation, evaluate_split
@@ -28,6 +31,7 @@ from inference.trained import load_on_ranks, run_program
 from support.best_score import deciding_score
 from support.errors import UserError
 from support.files import check_file, write_atomic
+from support.labels import IGNORE
 from support.progress import counted
 from training.data import prepare_demo_data
 from training.data_flags import warn_of_other_class_names
@@ -68,6 +72,13 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     result = evaluate_split(predictor, loader, group, split, choose_images if flags.report else None)
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
+    labelled, sizes = result.counts[:, 1], loader.batch_sampler.sizes
+    ignored = [{IGNORE} if row.sum() < np.prod(size) else set() for row, size in zip(labelled, sizes, strict=True)]
+    values = [{*np.flatnonzero(row), *more} for row, more in zip(labelled, ignored, strict=True)]
+    if number := sum(objects_as_255(values)):
+        remedy = "--label_map binary" if cfg.numclasses == 2 else "a --label_map FILE"
+        problem = f"{number} of {len(dataset)} masks hold only 0 and 255 (ignored)"
+        log.warning(f"{problem}: if 255 is the object, add {remedy}")
     log.info(table(result.scores_with_interval, classes.names))
     name, score = deciding_score(result.scores, classes.names, cfg.background_class)
     if name != "mIoU":  # the table ends with the mIoU

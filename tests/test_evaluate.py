@@ -9,8 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import DENSE, finish, read_metrics, refused, run_train, score, start_group, succeed, using, wait_until
-from faulty_data import put
+from conftest import (
+    DENSE,
+    finish,
+    random_checkpoint,
+    read_metrics,
+    refused,
+    run_train,
+    score,
+    start_group,
+    succeed,
+    using,
+    wait_until,
+)
+from faulty_data import label, put
 from PIL import Image
 from test_report import Elements
 
@@ -150,6 +162,29 @@ def test_a_label_above_the_classes_has_a_remedy_that_works(run, data, tmp_path):
     assert "raise --numclasses" not in str(error.value)
     Path("map.txt").write_text("".join(f"{number} {number}\n" for number in range(5)) + "5 255\n")
     assert score(run / "last.pt", tmp_path, *words, "--label_map", "map.txt")["pixels"] == 3 * 120 * 160 - 12
+
+
+@pytest.mark.parametrize(
+    ("values", "num_classes", "said"),
+    [
+        ([(0, 255)] * 3, 2, "3 of 3 masks hold only 0 and 255 (ignored): if 255 is the object, add --label_map binary"),
+        ([(0, 255)] * 3, 5, "3 of 3 masks hold only 0 and 255 (ignored): if 255 is the object, add a --label_map FILE"),
+        ([(0, 255), (0, 1), (0, 1)], 2, "1 of 3 masks hold only 0 and 255 (ignored)"),
+        ([(0, 255), (0, 1, 255), (0, 1)], 2, ""),  # 255 is what is ignored
+        ([(0,), (0,), (0, 1)], 2, ""),
+    ],
+)
+def test_objects_of_255_that_the_model_ignores_are_said(data, tmp_path, capsys, values, num_classes, said):
+    for name, of_mask in zip(Path("data/ImageSets/SegmentationAug/val.txt").read_text().split(), values, strict=True):
+        put(data / f"gt/{name}.png", label(*of_mask, height=120, width=160))
+    checkpoint = random_checkpoint(tmp_path / "x.pt", num_classes, dataset_path="data", val_path="gt")
+    score(checkpoint, tmp_path)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "hold only 0 and 255" in line]
+    assert len(warnings) == bool(said)
+    assert all(said in line for line in warnings)
+    if said.endswith("binary"):
+        score(checkpoint, tmp_path, "--label_map", "binary")
+        assert "hold only" not in capsys.readouterr().out
 
 
 def test_a_file_of_names_that_changed_since_the_training_is_said(run, data, tmp_path, capsys):

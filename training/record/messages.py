@@ -226,8 +226,10 @@ def _log_scores(best: Path, cfg: Config, classes: Classes) -> str:
             page = document("docs/one_object.md#if-the-object-is-not-found")
             log.info(f"{name} is too low to be of use: {page} says what to try")
         first, *others = (deciding_score(line, classes.names, cfg.background_class)[1] for line in validations)
-        if len(others) > 1 and scores["step"] == validations[0]["step"] and others[-1] < first:
-            log.info("the first validation had the best score, and training lowered the score: try a smaller --lr")
+        is_first = scores["step"] == validations[0]["step"]
+        if len(others) > 1 and is_first and others[-1] < first and validations[-1]["step"] >= FEW_STEPS:
+            both = f"the best score, {100 * first:.2f}, and the last has {100 * others[-1]:.2f}"
+            log.info(f"the first of {len(validations)} validations had {both}: a smaller --lr may help")
     return name
 
 
