@@ -114,6 +114,8 @@ OURS = {"model_type": "deeplabv3p_lorm", "backbone": "timm:x", "output_stride": 
         # Another head on the same backbone; another backbone, whose features the head does not fit.
         (OURS, {"model_type": "deeplabv3"}, {"model_type": "deeplabv3", "backbone": "timm:x", "head_channels": 256}),
         (OURS, {"backbone": "timm:y"}, {"backbone": "timm:y", "model_type": "deeplabv3p_multi_lorm"}),
+        # The config.yaml of another run sets the default. All weights would fit without the stride, too.
+        ({"model_type": "linear", "stride_in_1x1": True}, {"no_stride_in_1x1": True}, {"stride_in_1x1": True}),
         ({"model_type": "linear_lorm"}, {}, {"model_type": "res50_ASPP_lorm"}),  # of another version
         ({"model_type": "linear"}, {}, {"model_type": "linear"}),  # has no form with LoRM
         ({"model_type": "net.py:Net"}, {}, {"model_type": "res50_ASPP_lorm"}),  # code that the user does not name

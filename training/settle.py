@@ -122,12 +122,12 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
 def choose_network(cfg: Config, group: Group, resumed: Checkpoint | None, start_file: dict[str, Any]) -> Config:
     """Return the flags with the network of the checkpoint to resume, or of the file of start weights. Collective.
 
-    Flags that the user sets stay, and with a head or a backbone of the user's, all flags of that part. Raises UserError
-    if the resumed network is code that the user does not name.
+    Flags that the user sets stay, apart from --stride_in_1x1. If they name another backbone than that of the start
+    weights, no flag changes; if they name another head, no flag of the head. Raises UserError if the resumed network is
+    code that the user does not name.
     """
-    given = cfg.given
+    given = cfg.given - {"stride_in_1x1"}  # with the wrong stride, all weights fit, and the results are wrong
     if resumed:
-        given = given - {"stride_in_1x1"}  # weights of both kinds have the same names and shapes
         network = {name: resumed.config[name] for name in (*BACKBONE, *HEAD) if name in {*resumed.config} - given}
         code = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in given}
         own_code.refuse_unnamed(code, {}, f"--resume {cfg.resume}")  # take_recipe() keeps the loss

@@ -29,6 +29,8 @@ def read_start_file(cfg: Config, group: Group) -> dict[str, Any]:
 
     Raises UserError if the file cannot be read.
     """
+    if not _names_file(cfg):
+        return {}
     path = Path(cfg.pretrained)
 
     def read() -> dict[str, Any]:
@@ -39,7 +41,7 @@ def read_start_file(cfg: Config, group: Group) -> dict[str, Any]:
                 return read_safetensors(path)
             return checkpoint.read(path)
 
-    return group.run_on_rank_0(read, f"loading --pretrained {path}") or {} if _names_file(cfg) else {}
+    return group.run_on_rank_0(read, f"loading --pretrained {path}") or {}
 
 
 def _names_file(cfg: Config) -> bool:
@@ -50,7 +52,8 @@ def network_of(content: dict[str, Any]) -> dict[str, Any]:
     """Return {flag: value} of the network that a file's weights belong to, as far as the file tells."""
     with contextlib.suppress(UserError):  # a file of an earlier version or of another project: see its weights
         if content and (saved := check_model(content).config):
-            return {name: saved[name] for name in (*BACKBONE, *HEAD) if name in saved}
+            unused = {"layers"} if saved.get("backbone", models.RESNET) != models.RESNET else set()
+            return {name: saved[name] for name in (*BACKBONE, *HEAD) if name in {*saved} - unused}
     weights = pretrained.weights_in(content)
     depth = pretrained.resnet_depth(weights)
     network: dict[str, Any] = {"backbone": models.RESNET, "layers": depth} if depth else {}
@@ -75,7 +78,7 @@ def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> St
             old, new = other_names[0]
             problem = f"its head was trained for classes of other names: {old!r} is {new!r} now"
             log.warning(f"--pretrained {cfg.pretrained}: {problem}")
-        other = {name: value for name, value in network.items() if value != getattr(cfg, name)}
+        other = {name: value for name, value in network.items() if value not in ((), getattr(cfg, name))}
         return weights._replace(other_flags=quoted(as_words(other)))
 
     return group.run_on_rank_0(read, f"loading --pretrained {cfg.pretrained}")
