@@ -4,7 +4,6 @@ python export.py --checkpoint log/demo/best.pt            # best.onnx beside it
 python export.py --checkpoint log/demo/best.pt --probs    # with probabilities
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -20,13 +19,11 @@ if __name__ == "__main__":
 
 import torch
 
-import models
 from data.images.reader import ImageReader
-from data.overlays import to_hex
 from distributed.device import find_device
 from inference.export_check import compare_file, find_images, load_images
 from inference.export_graph import MIN_SIZE, WholeImage, trace
-from inference.export_onnx import FORMAT, OnnxModel, check_onnx, write_onnx
+from inference.export_onnx import OnnxModel, check_onnx, metadata_of, write_onnx
 from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
 from support.files import NO_FOLDER, check_file, remove_scratch, writing
@@ -72,7 +69,7 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
 
     log.info("tracing by torch.export")
     graph = WholeImage(model, tuple(outputs[1:]))
-    traced, metadata = trace(graph), describe(trained, flags, outputs, graph.min_size)
+    traced, metadata = trace(graph), metadata_of(trained, flags.weights, outputs, graph.min_size)
     with writing(path) as scratch:
         log.info(f"writing {path}")
         version, size = write_onnx(traced, scratch, metadata, flags.opset), scratch.stat().st_size / 2**20
@@ -88,31 +85,6 @@ def export(flags: ExportFlags, overrides: dict, device: torch.device) -> None:
             f"images must have a longer side of {trained.cfg.long_side} pixels, as in training (--long_side): resize "
             f"them first; predict.py --model does{borders}"
         )
-
-
-def describe(trained: TrainedModel, flags: ExportFlags, outputs: list[str], min_size: int) -> dict[str, str]:
-    """Return the metadata to store in the file, {key: JSON text}. min_size: smallest side of an image."""
-    cfg = trained.cfg
-    classes = trained.classes
-    backbone = None if cfg.network == "own" else cfg.backbone  # --backbone does not describe the user's own network
-    values = {
-        "segtrain_format": FORMAT,
-        "outputs": outputs,
-        "class_names": classes.names,
-        "colours": to_hex(classes.colours),
-        "num_classes": cfg.numclasses,
-        "checkpoint": str(trained.path),
-        "weights": trained.resolve_weights(flags.weights),
-        "step": trained.file.step,
-        "model_type": cfg.model_type,
-        "backbone": backbone,
-        "layers": cfg.layers if backbone == models.RESNET else None,
-        "background": cfg.background,
-        "long_side": cfg.long_side,
-        "reading": cfg.reading,
-        "min_size": min_size,
-    }
-    return {key: json.dumps(value) for key, value in values.items()}
 
 
 if __name__ == "__main__":

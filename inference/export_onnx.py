@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.export import ExportedProgram
 
+import models
 from data.classes import Classes
 from data.images.reader import ImageReader
 from data.images.resize import check_pixels, resize, scaled_size
+from data.overlays import to_hex
 from inference.predictor import Step, no_step
+from inference.trained import TrainedModel
 from support import shell
 from support.errors import UserError
 
@@ -36,6 +39,31 @@ def check_onnx(opset: int) -> None:
     newest = onnx.defs.onnx_opset_version()
     if opset > newest:
         raise UserError(f"--opset {opset}: onnx {onnx.__version__} knows 18 to {newest}")
+
+
+def metadata_of(trained: TrainedModel, weights: str, outputs: list[str], min_size: int) -> dict[str, str]:
+    """Return the metadata of a new file, {key: JSON text}. weights: --weights; min_size: smallest side of an image."""
+    cfg = trained.cfg
+    classes = trained.classes
+    backbone = None if cfg.network == "own" else cfg.backbone  # --backbone does not describe the user's own network
+    values = {
+        "segtrain_format": FORMAT,
+        "outputs": outputs,
+        "class_names": classes.names,
+        "colours": to_hex(classes.colours),
+        "num_classes": cfg.numclasses,
+        "checkpoint": str(trained.path),
+        "weights": trained.resolve_weights(weights),
+        "step": trained.file.step,
+        "model_type": cfg.model_type,
+        "backbone": backbone,
+        "layers": cfg.layers if backbone == models.RESNET else None,
+        "background": cfg.background,
+        "long_side": cfg.long_side,
+        "reading": cfg.reading,
+        "min_size": min_size,
+    }
+    return {key: json.dumps(value) for key, value in values.items()}
 
 
 def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str], opset: int) -> str:

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from data.classes import voc_colours
 from flags import as_dict, parse_flags
 from inference import export_graph
 from inference.export_check import compare_outputs
-from inference.export_onnx import KEYS, OnnxModel, write_onnx
+from inference.export_onnx import KEYS, OnnxModel, metadata_of, write_onnx
 from inference.predictor import Predictor
 from inference.trained import TrainedModel
 from support.errors import UserError
@@ -97,7 +96,7 @@ def test_onnx_file_says_what_it_is(onnx_file, run_folder):
 )
 def test_metadata_names_the_network(run_folder, flags, backbone, layers):
     """--layers has a default, which says nothing about other networks than a ResNet."""
-    about = export.describe(TrainedModel(run_folder / "best.pt", flags), Namespace(weights="auto"), ["labels"], 1)
+    about = metadata_of(TrainedModel(run_folder / "best.pt", flags), "auto", ["labels"], 1)
     assert (json.loads(about["backbone"]), json.loads(about["layers"])) == (backbone, layers)
 
 
