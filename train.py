@@ -19,7 +19,8 @@ from flags import parse_flags
 from support import program
 
 if __name__ == "__main__":
-    program.check_command_line(parse_flags)  # --help and wrong flags end here, before the slow import of torch
+    # --help and wrong flags end here, before the slow import of torch. main() parses the flags again.
+    program.check_command_line(parse_flags)
 
 import torch
 
@@ -61,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         import evaluate  # imported here, since training needs neither
         import predict
 
-        return {"test": evaluate, "predict": predict}[cfg.task].main(task_arguments(cfg))
+        program_of_task = evaluate if cfg.task == "test" else predict
+        return program_of_task.main(task_arguments(cfg))
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
         # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run is the outer
@@ -89,22 +91,23 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # The peak learning rate is --lr, times f(processes at the first start) unless --total_batchsize is set, with f as
-    # --lr_scaling says. If a resumed run has another global batch than the first start, which the checkpoint holds, f
-    # of their ratio is one more factor.
+    # The peak learning rate is --lr x f(number of processes), with f from --lr_scaling; with --total_batchsize it is
+    # --lr. A resumed run takes the number of processes of its first start from the checkpoint, and multiplies by
+    # f(new global batch / first global batch).
     schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
-    optimizer = utils.get_optimizer(cfg, raw_model, group, schedule.peak_lr)  # each step sets its own learning rate
+    optimizer = utils.get_optimizer(cfg, group, raw_model, schedule.peak_lr)  # train_step() sets each step's rate
     # This loads the checkpoint, if there is one: the weights, the optimizer unless --reset_optimizer, and the position
     # in the run unless --reset_data_offset.
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.checkpoint)
     # Open the folder only now, so that a failure above leaves none behind. If the run continues in its folder, open()
     # renames the checkpoints of later steps than state.step to *.old, and deletes the metrics of these steps. If no
-    # best.pt is left, it resets state.best_score, so that the next validation writes one.
+    # best.pt is left, it resets state.best_score and the count of --patience, so that the next validation writes one.
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.write_samples(lambda: draw_samples(cfg, train_loader, plan.classes))  # rank 0 of a new run draws augmented.jpg
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
     # All ranks must start with equal weights. Batch-norm statistics differ between ranks in mid-epoch (samples > 0),
-    # also after a resume: ranks average them at the end of an epoch. So compare them only between two epochs.
+    # also after a resume: ranks average them at an epoch's end and before each validation. So compare them only between
+    # two epochs.
     rank_checks.check_weights(group, raw_model, compare_batch_norm=(state.samples == 0))
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
@@ -130,7 +133,7 @@ class Trainer:
         """Train to the end of the run. Return the exit status: 0, or STOPPED after a signal to any rank."""
         run, state = self.run, self.state
         try:
-            while not self.schedule.is_over(state):
+            while not self.schedule.is_over(state):  # a resumed run may have only its last validation to do
                 self.train_one_epoch()
                 self.close_epoch()
         except Stopped as stop:  # all ranks raise it at the same step, so their checkpoint is consistent
@@ -139,7 +142,7 @@ class Trainer:
             messages.log_stop(self.cfg, run.folder, state, self.group, stop)
             return STOPPED
         run.writer.wait()
-        messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.warn_on_error)
+        messages.log_end(self.cfg, run.folder, state, self.val_loader.dataset, self.classes, run.try_or_warn)
         return 0
 
     def train_one_epoch(self) -> None:
@@ -157,9 +160,9 @@ class Trainer:
         self.enter_train_mode()
         for micro_batches in run.metrics.watch(steps, total=num_steps, title=title):
             # Validate after the previous step, if due. This is not at the end of the loop, because a signal may stop
-            # the validation: the resumed run begins here, and repeats it (but none that was finished). After the
+            # the validation: the resumed run begins here, and repeats a validation that was not finished. After the
             # last step, close_epoch() validates.
-            if schedule.validates_step(state):
+            if schedule.is_validation_due(state):
                 state.average_batch_norm(self.group)  # all ranks must score and save the same model
                 score_line, is_best = self.validate()
                 log.info(f"{title}, step {state.step}: {score_line}")
@@ -169,7 +172,7 @@ class Trainer:
                     break  # close_epoch() does not validate this step again
                 self.enter_train_mode()
             self.train_step(micro_batches)
-            if schedule.saves_step(state):
+            if schedule.is_step_save_due(state):
                 run.save(state, f"step_{state.step:08d}.pt")
         run.metrics.end_epoch()
 
@@ -193,14 +196,15 @@ class Trainer:
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        # progress: 0 to 1; the CRF loss grows with it. With --epochs, steps_done() and total_steps count steps of the
-        # present global batch, but state.step also those of an earlier start with another batch.
+        # progress: 0 to 1; the CRF loss grows with it. state.step would be wrong here: it also counts steps that a
+        # resumed run did with another global batch. steps_done() converts those to steps of today's batch.
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
-        # parts: this rank's share of each loss in criterion.names. Shares add up over micro-batches and ranks.
+        # parts, (losses,): this rank's share of each loss in criterion.names. It adds up over micro-batches and ranks.
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []
         for number, batch in enumerate(micro_batches, start=1):
             # Seed dropout by the batch's place in the epoch, so that a run on fewer ranks draws the same numbers if it
-            # accumulates more batches of the same --batchsize. seed_forward() adds the epoch and its earlier steps.
+            # accumulates more batches of the same --batchsize. seed_forward() adds the epoch and the samples of its
+            # earlier steps.
             place_in_step = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, place_in_step, group.device)
             batch = batch.to(group.device)
@@ -209,9 +213,9 @@ class Trainer:
                 with autocast(cfg.amp, group.device):
                     outputs = state.model(batch.image, batch.foreground)  # foreground: None unless LoRM is trained
                 # With --lorm_scope all, the number of LoRM's terms (x - y)^2 depends on the features (models/lorm.py),
-                # so `divisors` cannot contain it. The criterion divides by outputs["lorm_count"] instead: sum it over
-                # ranks. Later micro-batches are not computed yet, so each is divided by its own count.
-                if "lorm_count" in outputs:  # times their number, for the mean over micro-batches
+                # so it is known only after the forward pass: each micro-batch is divided by its own number over all
+                # ranks, times the number of micro-batches, so that their parts add up to the mean.
+                if "lorm_count" in outputs:
                     outputs["lorm_count"] = group.sum(outputs["lorm_count"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
                 # DDP averages gradients over ranks. The divisors are global already, so undo the average.
@@ -223,7 +227,7 @@ class Trainer:
         # 3. optimizer_step() clips gradients, updates the weights and the EMA, sets gradients to zero, and counts the
         # step and its samples. In this process's first step, also compare the ranks: a model that is not wrapped, or
         # whose forward() changes its weights, would diverge between ranks without an error.
-        is_first = state.steps_since_start == 0
+        is_first = state.steps_in_process == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)
         lr, num_images = self.schedule.lr(state), self.train_loader.sampler.global_batch
@@ -246,7 +250,7 @@ class Trainer:
         run, state, schedule, sampler = self.run, self.state, self.schedule, self.train_loader.sampler
         state.average_batch_norm(self.group)
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
-        if schedule.validates_epoch(state):  # before the epoch is counted
+        if schedule.is_epoch_validation_due(state):  # call this before the epoch is counted
             score_line, is_best = self.validate()
             line += f", {score_line}"
             checkpoints += ["best.pt"] if is_best else []
@@ -254,7 +258,7 @@ class Trainer:
         # in this epoch, and validates again. --max_steps and --patience may end a run in mid-epoch.
         if sampler.is_epoch_done(state.samples):
             state.epoch, state.samples = state.epoch + 1, 0
-            if schedule.saves_epoch(state):
+            if schedule.is_epoch_save_due(state):  # and this after it
                 checkpoints.append(f"epoch_{state.epoch:04d}.pt")
         # Collective: text() compares how long each rank waited for its loader, so every rank calls it.
         pace = run.metrics.pace.text(sampler.global_batch, self.train_loader)
@@ -279,7 +283,7 @@ class Trainer:
         # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
         # save() writes it: after a best validation, that is the save of best.pt.
         predictions = report.gather_predictions(result, group) if is_best else {}
-        # save() adds the path as the last argument.
+        # The last argument of report.update, `path`, is missing here: save() fills it in.
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
         return messages.score_text(name, score, result.scores, is_best, state), is_best
 

@@ -54,6 +54,8 @@ from training.optimizers import make_optimizer, parameter_groups
 from training.schedule import Schedule
 from training.state import TrainState
 
+UNKNOWN_SIZE = (0, 0)  # of an image
+
 
 def join_group(cfg: LaunchFlags) -> contextlib.AbstractContextManager[Group]:
     """Return a context manager that joins the process group that the flags ask for, if any, and yields the Group."""
@@ -66,20 +68,21 @@ def set_deterministic(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it takes time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
 
 
 def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> Loader:
     """Return a DataLoader over this process's share of the training or validation split. Collective.
 
-    split: "train" or "val". files: the split's files; None: find them. Raises UserError if files are missing, or if
-    --long_side or --window is too large for images.
+    split: "train" or "val". files: the split's files; None: find them. Raises UserError if files are missing, if
+    --long_side or --window is too large for images, if a validation mask has another size than its image, if an epoch
+    is smaller than a global batch, or if --transform or an own loss cannot be used.
     """
     if split == "train":
         return get_train_loader(cfg, group, files or find_training_files(cfg))
     loader = get_eval_loader(cfg, cfg.val_split, group, files)
-    for size in {*loader.batch_sampler.sizes} - {(0, 0)}:
-        Windows(size, 1.0, **cfg.window_options)  # an error here would otherwise come in the first validation
+    for size in {*loader.batch_sampler.sizes} - {UNKNOWN_SIZE}:
+        Windows(size, 1.0, **cfg.window_options)  # raises now what the first validation would raise
     return loader
 
 
@@ -113,16 +116,17 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> Loader:
 def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> Loader:
     """Return a DataLoader over this process's share of the images and dense masks of a split. Collective.
 
-    split: name of the list or subfolder. files: see get_loader(). Raises UserError if files are missing, or if a list
-    other than the training list has a name twice.
+    split: name of the list or subfolder. files: see get_loader(). Raises UserError if files are missing, if a mask has
+    another size than its image, or if a list other than the training list has a name twice.
     """
     files = files or find_masks(cfg, split)
     dataset = EvalSet(files, cfg.numclasses, **reading(cfg))
     name, number = Counter(dataset.names).most_common(1)[0]
     if number > 1 and split != cfg.train_split:
         raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
-    # Ranks that list different files are found later, by distributed.rank_checks.check_setup.
-    sizes = [size or (0, 0) for size in group.share_work(dataset.checked_size, range(len(dataset)))]
+    # Each rank reads a share of the sizes. None: ranks list different files. rank_checks.check_setup() refuses that,
+    # before this call in train.py, and after it in evaluate.py.
+    sizes = [size or UNKNOWN_SIZE for size in group.share_work(dataset.checked_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
     return make_loader(dataset, cfg, group, workers=cfg.val_workers, batch_sampler=batches, collate_fn=identity_collate)
@@ -143,10 +147,11 @@ def get_model(
         log.log(logging.DEBUG if usual else logging.INFO, line)
     size = cfg.batchsize, cfg.crop_size
     # Losses by region, and losses of one's own, keep about four float32 maps of all classes at full size.
-    losses = 16 * cfg.numclasses * cfg.batchsize * cfg.crop_size**2 if cfg.loss != "ce" else 0
-    # All ranks must choose the same blocks, because other blocks give DDP their gradients in another order.
+    loss_bytes = 16 * cfg.numclasses * cfg.batchsize * cfg.crop_size**2 if cfg.loss != "ce" else 0
+    # Fused blocks, or separate modules? All ranks must choose alike: DDP gets the gradients of fused blocks in another
+    # order.
     memory = min(group.gather(gpu_memory(group.device)[0]))
-    choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], memory, losses)
+    choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], memory, loss_bytes)
     if group.world_size > 1 and not cfg.freeze_bn:  # only now: choose_blocks() runs the model on the meta device
         synchronize(raw_model, cfg.sync_bn, group.device)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
@@ -203,7 +208,7 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
     if cfg.class_weights == "none" or "seg" not in loss_weights(cfg):
         return None
     weights = read_class_weights(cfg.class_weights, cfg.numclasses)
-    if weights is None:
+    if weights is None:  # "balanced"
         paths = [files["label"] for files in train_set.files]
         rows = count_labels(paths, group, train_set.label_map, cfg.numclasses)
         pixels = [sum(row.get(number, 0) for row in rows) for number in range(cfg.numclasses)]
@@ -214,7 +219,11 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
 def get_criterion(
     cfg: Config, group: Group, raw_model: models.Segmenter, class_weights: list[float] | None = None
 ) -> Criterion:
-    """Return the Criterion with the run's losses. Raises UserError if none tells the head which class is where."""
+    """Return the Criterion with the run's losses.
+
+    raw_model: tells how many channels LoRM compares. Raises UserError if LoRM and the CRF are the only losses: neither
+    says which class a pixel has.
+    """
     weights = loss_weights(cfg)
     if not set(weights) - {"lorm", "crf"}:
         raise UserError(
@@ -230,7 +239,7 @@ def get_criterion(
     )
 
 
-def get_optimizer(cfg: Config, raw_model: models.Segmenter, group: Group, lr: float) -> Optimizer:
+def get_optimizer(cfg: Config, group: Group, raw_model: models.Segmenter, lr: float) -> Optimizer:
     """Return the optimizer of --optimizer for the trained parameters. lr: the peak learning rate."""
     groups = parameter_groups(
         raw_model, weight_decay=cfg.wdecay, decay_norm_bias=cfg.decay_norm_bias, head_lr_factor=cfg.head_lr_factor
@@ -249,9 +258,10 @@ def get_state(
     train_set: SegmentationDataset,
     resumed: Checkpoint | None = None,
 ) -> TrainState:
-    """Return the TrainState of a new run, or of the Checkpoint that the run continues.
+    """Return the TrainState of a new run, or with the content of the Checkpoint `resumed`.
 
-    Raises UserError if the checkpoint does not fit the model, or if --seed or the list has changed in mid-epoch.
+    --reset_optimizer leaves the optimizer new, and --reset_data_offset the position in the run. Raises UserError if the
+    checkpoint does not fit the model, or if --seed, --repeat or the training list has changed in mid-epoch.
     """
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
@@ -260,7 +270,7 @@ def get_state(
     state.keeps_gradients = raw_model.captured is not None
     if resumed is None:
         return state
-    is_beyond_end = resumed.samples > len(train_set) * cfg.repeat  # of a damaged checkpoint, if the digests are equal
+    is_beyond_end = resumed.samples > len(train_set) * cfg.repeat  # of equal lists: damage
     changed = ["training list"] if resumed.listing != state.listing or is_beyond_end else []
     changed += [f"--{name}" for name in ("seed", "repeat") if resumed.config[name] != getattr(cfg, name)]
     if resumed.samples and changed and not cfg.reset_data_offset:

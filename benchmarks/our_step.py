@@ -78,7 +78,7 @@ def make_trainer(cfg: Config, group: Group) -> train.Trainer:
     run.metrics._bar = mock.MagicMock()
     sampler = SimpleNamespace(global_batch=cfg.batchsize * cfg.accum_steps * group.world_size)
     schedule = SimpleNamespace(lr=lambda state: cfg.lr, steps_done=lambda state: 1.0, total_steps=1)
-    state.steps_since_start = 1  # a process's first step compares the ranks
+    state.steps_in_process = 1  # a process's first step compares the ranks
     state.model.train()
     parts: list = [cfg, group, run, state, criterion, schedule]
     loader = SimpleNamespace(sampler=sampler)

@@ -118,11 +118,14 @@ def _config_of_run(flag: str, run: str) -> Path | None:
 
 
 def usual_model(cfg: Config, head: str = "") -> str:
-    """Return the --model_type for --dataset and --backbone, or for --dataset and the head of a trained model."""
+    """Return the --model_type for --dataset. It ends in _lorm if there are pseudo-labels and the head has that form.
+
+    head: the --model_type of a trained model, whose head stays; "": the usual head of --backbone.
+    """
     # A timm network is not dilated to stride 8, and a head that sees only its deepest features learns slowly.
     head = head.removesuffix("_lorm") or ("res50_ASPP" if cfg.backbone == "resnet" else "deeplabv3p_multi")
     with_lorm = f"{head}_lorm"
-    return with_lorm if with_lorm in MODEL_TYPES and "pseudo" in MAPS[cfg.dataset] else head  # from pseudo-labels
+    return with_lorm if with_lorm in MODEL_TYPES and "pseudo" in MAPS[cfg.dataset] else head
 
 
 def as_dict(cfg: Config) -> dict:

@@ -84,9 +84,10 @@ class TrainModelFlags:
     pretrained: str = flag(
         "imagenet",
         "start weights: imagenet (torchvision's newest: V2 for ResNet-50, 101 and 152), imagenet_v1 (V1, as CDSP), "
-        "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: ours, torchvision's or a released "
-        "CDSP one",
+        "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: torchvision's, a released CDSP one, "
+        "or ours, which also sets the flags of its network that you do not set",
         never_empty=True,
+        synonyms={name: name for name in ("imagenet", "imagenet_v1", "coco", "none")},  # IMAGENET is no file
         renamed={"model_path": "--pretrained here, for start weights"},
     )
     head_init: str = flag(
@@ -312,11 +313,12 @@ class Config(
 
     # Not flags:
     notes: list[str] = field(default_factory=list)  # lines to log once the run has started
-    given: frozenset[str] = frozenset()  # names of the flags that are set
-    typed: frozenset[str] = frozenset()  # of them, those whose lack of effect is an error
+    given: frozenset[str] = frozenset()  # names of the flags that are set, on the command line or in the file
+    typed: frozenset[str] = frozenset()  # of them, those whose lack of effect is an error: the command line's, mostly
     config_file: Any = None  # the reader.ConfigFile of --config, or None
     task_flags: dict[str, Any] = field(default_factory=dict)  # for the program that does --task test or predict
-    texts: dict[str, str] = field(default_factory=dict)  # {"classes", "label_map": the text of its file}, once read
+    # Once read: {"classes", "label_map": the text of its file}, and {a flag that names code: the digests of its files}.
+    texts: dict[str, str] = field(default_factory=dict)
 
     @property
     def leaves_layout_open(self) -> bool:

@@ -28,7 +28,7 @@ from flags.reader import FlagReader
 from flags.shared import DataFlags, ImageFlags, InferenceFlags, LaunchFlags, ModelFlags
 from inference.api import LoadedModel
 from inference.predictor import Predictor
-from models.pretrained import has_stride_in_1x1, load_weights, refuse_other_head, released_type
+from models.pretrained import is_cdsp_file, load_weights, refuse_other_head, released_type
 from support import program
 from support.errors import STOPPED, UserError
 from support.files import sha256
@@ -131,7 +131,7 @@ class TrainedModel:
         if "classes" in saved and not {"classes"} & {*texts, *overrides}:
             self._find_names()
         refuse_other_head(self.file.best_weights, f"--checkpoint {path}", self.cfg.model_type)
-        if has_stride_in_1x1(self.file.best_weights) and not self.cfg.stride_in_1x1:
+        if is_cdsp_file(self.file.best_weights) and not self.cfg.stride_in_1x1:
             log.info(f"--checkpoint {path} has the weight names of a released CDSP file: --stride_in_1x1 is set")
             self.cfg = dataclasses.replace(self.cfg, stride_in_1x1=True)
 

@@ -44,7 +44,7 @@ DEPTHS = {(1, False): 18, (5, False): 34, (5, True): 50, (22, True): 101, (35, T
 class StartWeights(NamedTuple):
     """The weights that a new run starts from, and their source. An empty state_dict means random weights.
 
-    other_flags: words of a command line, the flags of the network that the weights belong to, if it is not this run's.
+    other_flags: the flags of the weights' network whose values differ from this run's, as words of a command line.
     """
 
     source: str
@@ -53,11 +53,11 @@ class StartWeights(NamedTuple):
 
 
 def resnet_weights(pretrained: str, layers: int, content: dict[str, Any]) -> StartWeights:
-    """Return the weights of --pretrained: "none" (empty), a key of DOWNLOADS, or the content of a file.
+    """Return the start weights of a ResNet. Raises UserError if downloading fails.
 
-    Raises UserError if downloading fails.
+    pretrained: "none" (no weights), a key of DOWNLOADS, or a file's name; `content` is then what the file holds.
     """
-    if pretrained.lower() == "none":
+    if pretrained == "none":
         return StartWeights("none", {})
     if pretrained not in DOWNLOADS:
         return StartWeights(pretrained, weights_in(content))
@@ -126,13 +126,13 @@ def released_type(state_dict: dict[str, Tensor]) -> str | None:
     return head + ("_lorm" if any(name.startswith(("layer_camatt.", "layer_lorm.")) for name in names) else "")
 
 
-def has_stride_in_1x1(state_dict: dict[str, Tensor]) -> bool:
+def is_cdsp_file(state_dict: dict[str, Tensor]) -> bool:
     """Return whether the weights are of a released CDSP file, whose backbone needs --stride_in_1x1."""
     return released_type(state_dict) not in (None, TORCHVISION_TYPE)
 
 
 def refuse_other_head(state_dict: dict[str, Tensor], path: str, model_type: str) -> None:
-    """Raise UserError if another model_type is to use torchvision's DeepLabV3, which has dilations of its own.
+    """Raise UserError if the weights are torchvision's DeepLabV3 and model_type is not, as its dilations differ.
 
     path: for the message.
     """

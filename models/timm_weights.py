@@ -16,15 +16,16 @@ BACKBONE = "backbone."  # of names in a Segmenter's checkpoint
 
 
 def read_timm_weights(backbone: nn.Module, pretrained: str, content: dict[str, Any]) -> StartWeights:
-    """Return the weights of --pretrained for a timm network: "none" (empty), "imagenet", or the content of a file.
+    """Return the start weights of a timm network.
 
+    pretrained: "none" (no weights), "imagenet", or a file's name; `content` is then what the file holds.
     "imagenet": the weights that timm offers under the network's name, downloaded or from timm's cache. A file contains
     one of our checkpoints, or the timm network's weights (.pth, .bin or .safetensors). If another library wrote it, so
     that no name is known, weights are assigned in order, provided that all shapes agree. timm adapts position
     embeddings to the size. Raises UserError if that fails.
     """
     assert isinstance(backbone, TimmBackbone)
-    if pretrained.lower() == "none":
+    if pretrained == "none":
         return StartWeights("none", {})
     source, weights = pretrained, None
     if pretrained == "imagenet":
@@ -69,7 +70,7 @@ def _seeded(backbone: TimmBackbone, **options) -> nn.Module:
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Return {name: tensor} of a .safetensors file. Raises UserError if it is not a whole one."""
+    """Return {name: tensor} of a .safetensors file. Raises UserError if it is truncated or has another format."""
     import safetensors.torch  # timm needs the package, segtrain does not
 
     try:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import models
 from inference.trained import TrainedModel
-from models.pretrained import has_stride_in_1x1, load_weights, released_type, weights_in
+from models.pretrained import is_cdsp_file, load_weights, released_type, weights_in
 from support.errors import UserError
 
 CPU = torch.device("cpu")
@@ -59,9 +59,9 @@ def test_no_file_of_ours_or_torchvisions_is_taken_for_a_released_one():
         deeplab = torchvision.models.segmentation.deeplabv3_resnet50(weights_backbone=None).state_dict()
     for model in others:
         assert released_type(model.state_dict()) is None
-        assert not has_stride_in_1x1(model.state_dict())
+        assert not is_cdsp_file(model.state_dict())
     assert released_type(deeplab) == "deeplabv3_torchvision"
-    assert not has_stride_in_1x1(deeplab)
+    assert not is_cdsp_file(deeplab)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "model.module.", "_orig_mod.", "net.segmenter."])
@@ -95,14 +95,14 @@ def test_training_from_a_released_file_has_its_stride_in_every_file_of_the_run(d
     given = {"dataset_path": demo_root, "logdir": tmp_path / "log", "layers": 50, "name": "x", "pretrained": thin_file}
     folder = run_train(**given)
     said = capsys.readouterr().out
-    assert f"chosen from --pretrained {thin_file}: --stride_in_1x1 (its network)" in said
+    assert f"set to fit --pretrained {thin_file}: --stride_in_1x1" in said
     assert re.search(rf"start weights: \d+ from {thin_file}; left random: none; in the file but not used: none", said)
     assert TrainedModel(folder / "best.pt").model("auto", CPU).backbone.layer2[0].conv1.stride == (2, 2)
     # The command that began the run does not name the flag; the file may be gone by now.
     thin_file.unlink()
     assert run_train(**given | {"epochs": 2, "resume": "auto"}) == folder
     said = capsys.readouterr().out
-    assert "chosen from --resume auto: --stride_in_1x1 (its network)" in said
+    assert "set to fit --resume auto: --stride_in_1x1" in said
     assert yaml.safe_load((folder / "config.yaml").read_text())["stride_in_1x1"] is True
 
 

@@ -114,7 +114,13 @@ OURS = {"model_type": "deeplabv3p_lorm", "backbone": "timm:x", "output_stride": 
         # Another head on the same backbone; another backbone, whose features the head does not fit.
         (OURS, {"model_type": "deeplabv3"}, {"model_type": "deeplabv3", "backbone": "timm:x", "head_channels": 256}),
         (OURS, {"backbone": "timm:y"}, {"backbone": "timm:y", "model_type": "deeplabv3p_multi_lorm"}),
-        # The config.yaml of another run sets the default. All weights would fit without the stride, too.
+        # The stride of the features is no other backbone: neither here nor of a ResNet.
+        (OURS, {"backbone": "timm:x", "output_stride": 16}, OURS | {"numclasses": 5, "output_stride": 16}),
+        ({"model_type": "linear", "stride_in_1x1": True}, {"output_stride": 8}, {"stride_in_1x1": True}),
+        # LoRM is no other head.
+        (OURS, {"model_type": "deeplabv3p", "dataset": "Dense"}, {"model_type": "deeplabv3p", "head_channels": 96}),
+        # The config.yaml of another run sets the default. The file wins: without the stride its weights would load too,
+        # and give wrong results.
         ({"model_type": "linear", "stride_in_1x1": True}, {"no_stride_in_1x1": True}, {"stride_in_1x1": True}),
         ({"model_type": "linear_lorm"}, {}, {"model_type": "res50_ASPP_lorm"}),  # of another version
         ({"model_type": "linear"}, {}, {"model_type": "linear"}),  # has no form with LoRM

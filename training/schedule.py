@@ -70,7 +70,7 @@ class Schedule:
             return state.step >= self.cfg.max_steps and state.validated == state.step
         return state.epoch >= self.cfg.epochs
 
-    def validates_step(self, state: TrainState) -> bool:
+    def is_validation_due(self, state: TrainState) -> bool:
         """Return whether a validation is due after the previous step and was not done yet.
 
         --val_step_frequency and --val_start_epoch decide.
@@ -78,19 +78,19 @@ class Schedule:
         is_due = _is_due(state.step, self.cfg.val_step_frequency) and state.epoch >= self.cfg.val_start_epoch
         return is_due and state.validated != state.step
 
-    def validates_epoch(self, state: TrainState) -> bool:
+    def is_epoch_validation_due(self, state: TrainState) -> bool:
         """Return whether a validation is due after the epoch that has just been trained."""
         cfg, epochs_done = self.cfg, state.epoch + 1
         if state.stops_early(cfg.patience):  # in mid-epoch, after the validation of a step
             return False
         is_run_over = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
         due = _is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
-        return is_run_over or due or self.validates_step(state)
+        return is_run_over or due or self.is_validation_due(state)
 
-    def saves_step(self, state: TrainState) -> bool:
+    def is_step_save_due(self, state: TrainState) -> bool:
         return _is_due(state.step, self.cfg.save_step_frequency)
 
-    def saves_epoch(self, state: TrainState) -> bool:
+    def is_epoch_save_due(self, state: TrainState) -> bool:
         return _is_due(state.epoch, self.cfg.save_epoch_frequency)
 
     def _warmup_steps(self) -> float:

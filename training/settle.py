@@ -16,13 +16,14 @@ from data.layout import Split
 from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
-from flags import Config, as_dict, check_flags, describe, own_code, usual_model
+from flags import Config, as_dict, as_words, check_flags, describe, own_code, usual_model
 from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
 from flags.declare import per_rank
 from models.memory import gpu_memory
 from support.errors import UserError
 from support.files import check_place
 from support.log import log
+from support.shell import quoted
 from support.user_code import is_own_network, load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
@@ -30,7 +31,7 @@ from training.data import find_masks, find_training_files, prepare_demo_data, re
 from training.data_flags import choose_classes, choose_image_reading, choose_layout, warn_of_other_class_names
 from training.plan import Plan
 from training.record import folder, messages
-from training.start_weights import BACKBONE, HEAD, network_of, read_start_file, read_start_weights
+from training.start_weights import BACKBONE_FLAGS, HEAD_FLAGS, network_of, read_start_file, read_start_weights
 
 
 def settle(cfg: Config, group: Group) -> Plan:
@@ -42,14 +43,15 @@ def settle(cfg: Config, group: Group) -> Plan:
     # Ranks with other flags would call other collectives, and wait for each other. So compare flags first.
     rank_checks.check_flags(group, vars(cfg), per_rank(cfg))
 
-    # 1. What the flags name: the checkpoint to resume, the classes, the files of both splits.
+    # 1. What the flags name: the checkpoint to resume or start from, the files of both splits, the classes.
     prepare_demo_data(cfg, group)
     cfg = choose_layout(cfg, group)
-    run_folder, resumed = find_run(cfg, group)
-    start_file = {} if resumed else read_start_file(cfg, group)
-    cfg = choose_network(cfg, group, resumed, start_file)
+    run_folder, resumed = find_run(cfg, group)  # with --reset_data_offset: None, and the checkpoint
+    # The recipe fits crop and batch to the network. The start weights are prepared for the final flags, below.
+    start_content = {} if resumed else read_start_file(cfg, group)
+    cfg = choose_network(cfg, group, resumed, start_content)
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
-    if run_folder is None and group.is_main:  # if this raises, the lifeline ends the other ranks
+    if run_folder is None and group.is_main:  # if this raises, the other ranks end too (distributed/lifeline.py)
         data = [path for split in files.values() for path in split.folders.values()]
         check_place(Path(cfg.logdir, cfg.name), "--logdir/--name", data)
         folder.check_name(Path(cfg.logdir), cfg.name)
@@ -65,13 +67,13 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg = take_recipe(cfg, group, files["train"], classes, shares, resumed)
     cfg = split_batchsize(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
-    start_weights = None if resumed else read_start_weights(cfg, group, start_file)
+    start_weights = None if resumed else read_start_weights(cfg, group, start_content)
     check_flags(cfg, is_final=True)
     return Plan(cfg, classes, files, run_folder, resumed, start_weights)
 
 
 def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
-    """Raise UserError if ranks have different files or versions, or if a label of those that are read is invalid.
+    """Raise UserError if ranks have different files or versions, or if check_sample() finds an invalid label.
 
     check_sample() reads some labels now, because training finds a wrong one only when its image is drawn. Collective.
     """
@@ -96,7 +98,7 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
     run_folder: Path | None = None
     path: Path | None = None
     resumed: Checkpoint | None = None
-    if group.is_main and cfg.resume == "auto":  # if this raises, the lifeline ends the other ranks
+    if group.is_main and cfg.resume == "auto":  # if this raises, the other ranks end too
         run_folder = folder.newest(Path(cfg.logdir), cfg.name)
         path, resumed = checkpoint.read_newest(run_folder) if run_folder else (None, None)
     elif group.is_main and cfg.resume:
@@ -119,42 +121,51 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
     return run_folder, resumed
 
 
-def choose_network(cfg: Config, group: Group, resumed: Checkpoint | None, start_file: dict[str, Any]) -> Config:
+def choose_network(cfg: Config, group: Group, resumed: Checkpoint | None, start_content: dict[str, Any]) -> Config:
     """Return the flags with the network of the checkpoint to resume, or of the file of start weights. Collective.
 
-    Flags that the user sets stay, apart from --stride_in_1x1. If they name another backbone than that of the start
-    weights, no flag changes; if they name another head, no flag of the head. Raises UserError if the resumed network is
-    code that the user does not name.
+    Flags that are set stay, except --stride_in_1x1. A head fits only its own backbone: so no flag changes if another
+    --backbone or --layers than the file's is set, and no flag of the head if another one of them is set. The flags of a
+    network of one's own stay. Raises UserError if the resumed network or loss is code that no flag names.
     """
     given = cfg.given - {"stride_in_1x1"}  # with the wrong stride, all weights fit, and the results are wrong
     if resumed:
-        network = {name: resumed.config[name] for name in (*BACKBONE, *HEAD) if name in {*resumed.config} - given}
+        kept = {*resumed.config} - given
+        network = {name: resumed.config[name] for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in kept}
+        # take_recipe() will keep the loss, too.
         code = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in given}
-        own_code.refuse_unnamed(code, {}, f"--resume {cfg.resume}")  # take_recipe() keeps the loss
+        own_code.refuse_unnamed(code, {}, f"--resume {cfg.resume}")
     else:
-        found = group.broadcast(network_of(start_file))  # rank 0 alone has the file
-        network = {}
-        for part in (BACKBONE, HEAD):
-            if any(found.get(name, getattr(cfg, name)) != getattr(cfg, name) for name in given.intersection(part)):
-                break  # the file's head does not fit another backbone
-            network |= {name: found[name] for name in part if name in found and name not in given}
+        found = group.broadcast(network_of(start_content))  # rank 0 alone has the content
+        names = {*found} - given
+        differ = {name for name in given & {*found} if _without_lorm(found[name]) != _without_lorm(getattr(cfg, name))}
+        if differ & {*HEAD_FLAGS}:
+            names -= {*HEAD_FLAGS}
+        if differ & {"backbone", "layers"}:
+            names = set()
+        network = {name: found[name] for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in names}
         if is_own_network(cfg.model_type) or is_own_network(network.get("model_type", "")):
             return cfg
         if "model_type" in network:
             network["model_type"] = usual_model(cfg, network["model_type"])
-    choices = {name: (value, "its network") for name, value in network.items() if value != getattr(cfg, name)}
-    if choices:
+    changed = {name: value for name, value in network.items() if value != getattr(cfg, name)}
+    if changed:
         source = f"--resume {cfg.resume}" if resumed else f"--pretrained {cfg.pretrained}"
-        log.info(f"chosen from {source}: {describe(choices)}")
+        log.info(f"set to fit {source}: {quoted(as_words(changed))}")
     return dataclasses.replace(cfg, **network)
+
+
+def _without_lorm(value: object) -> str:
+    return str(value).removesuffix("_lorm")  # of a --model_type: LoRM is no part of the head
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
     """Return the flags with the texts of --classes and --label_map, and the digests of the user's own code files.
 
     Checkpoints hold them. A resumed run reads the files again, because they describe the labels and code that are there
-    now, and logs a warning if one has changed. If a text's file is gone, the run uses the checkpoint's text; earlier
-    versions saved none of --classes, and classes are then numbers. Raises UserError if a file cannot be read.
+    now, and logs a warning if one has changed. If a text's file is gone, the run uses the checkpoint's text. If it has
+    none (earlier versions did not save --classes), classes are named by their numbers. Raises UserError if a file
+    cannot be read.
     """
     texts: dict[str, str] = {}
     for flag in FOLDERS:
@@ -189,13 +200,13 @@ def take_recipe(
     given = cfg.given
 
     def choose() -> tuple[dict[str, tuple[Any, str]], dict[str, tuple[Any, str]]]:
-        """Return {flag: (value, reason)} of the choices, and of those that only a typed length prevents."""
+        """Return {flag: (value, reason)} of the choices, and of those that it would make without a typed length."""
         if resumed:
             names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())  # --epochs replaces it
             kept = {name: value for name, value in resumed.config.items() if name in names}
             return {name: (value, "as before") for name, value in kept.items() if value != getattr(cfg, name)}, {}
-        some = dict.fromkeys(paths["image"] for paths in spread(files.files, NUM_SIZES))
-        sizes = [any_header(path).size for path in some]
+        images = dict.fromkeys(paths["image"] for paths in spread(files.files, NUM_SIZES))
+        sizes = [any_header(path).size for path in images]
         device, memory = CPU, 0.0
         if group.device.type == "cuda":
             device, (_, memory) = CUDA, gpu_memory(group.device)
@@ -219,7 +230,7 @@ def take_recipe(
 
 
 def split_batchsize(cfg: Config, group: Group) -> Config:
-    """Return the flags with --batchsize set to each process's share of --total_batchsize, if that is set.
+    """Return the flags with --batchsize set to one forward pass's share of --total_batchsize, if that is set.
 
     Raises UserError if processes x --accum_steps does not divide --total_batchsize.
     """

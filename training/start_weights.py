@@ -19,9 +19,8 @@ from support.user_code import is_own_network
 from training import checkpoint
 from training.checkpoint_content import check_model, naming_flag
 
-# The flags of a network. The weights of a head fit only on the backbone that they were trained on.
-BACKBONE = ("backbone", "layers", "output_stride", "stride_in_1x1")
-HEAD = ("model_type", "model_args", "head_channels")
+BACKBONE_FLAGS = ("backbone", "layers", "output_stride", "stride_in_1x1")
+HEAD_FLAGS = ("model_type", "model_args", "head_channels")
 
 
 def read_start_file(cfg: Config, group: Group) -> dict[str, Any]:
@@ -45,19 +44,19 @@ def read_start_file(cfg: Config, group: Group) -> dict[str, Any]:
 
 
 def _names_file(cfg: Config) -> bool:
-    return cfg.pretrained.lower() not in (*OF_TORCHVISION, "none")
+    return cfg.pretrained not in (*OF_TORCHVISION, "none")
 
 
 def network_of(content: dict[str, Any]) -> dict[str, Any]:
     """Return {flag: value} of the network that a file's weights belong to, as far as the file tells."""
-    with contextlib.suppress(UserError):  # a file of an earlier version or of another project: see its weights
+    with contextlib.suppress(UserError):  # of an earlier version or another project: the names of its weights tell
         if content and (saved := check_model(content).config):
             unused = {"layers"} if saved.get("backbone", models.RESNET) != models.RESNET else set()
-            return {name: saved[name] for name in (*BACKBONE, *HEAD) if name in {*saved} - unused}
+            return {name: saved[name] for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in {*saved} - unused}
     weights = pretrained.weights_in(content)
     depth = pretrained.resnet_depth(weights)
     network: dict[str, Any] = {"backbone": models.RESNET, "layers": depth} if depth else {}
-    network |= {"stride_in_1x1": True} if pretrained.has_stride_in_1x1(weights) else {}
+    network |= {"stride_in_1x1": True} if pretrained.is_cdsp_file(weights) else {}
     is_torchvision = pretrained.released_type(weights) == pretrained.TORCHVISION_TYPE
     return network | ({"model_type": pretrained.TORCHVISION_TYPE} if is_torchvision else {})
 
@@ -65,7 +64,8 @@ def network_of(content: dict[str, Any]) -> dict[str, Any]:
 def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> StartWeights | None:
     """Return the weights of --pretrained on rank 0, None on other ranks. Collective.
 
-    content: from read_start_file(). Raises UserError if weights cannot be downloaded, or do not fit a timm network.
+    content: from read_start_file(). Raises UserError if weights cannot be downloaded, do not fit a timm network, or are
+    torchvision's DeepLabV3 and --model_type is not.
     """
     if cfg.freeze_backbone and cfg.pretrained == "none":
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
@@ -78,6 +78,7 @@ def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> St
             old, new = other_names[0]
             problem = f"its head was trained for classes of other names: {old!r} is {new!r} now"
             log.warning(f"--pretrained {cfg.pretrained}: {problem}")
+        # (): the file's network has no --model_args.
         other = {name: value for name, value in network.items() if value not in ((), getattr(cfg, name))}
         return weights._replace(other_flags=quoted(as_words(other)))
 
@@ -95,7 +96,7 @@ def _class_names(texts: Any) -> list[str]:
 
 
 def _read_weights(cfg: Config, content: dict[str, Any]) -> StartWeights:
-    if is_own_network(cfg.model_type):  # without a file: the network's function may load weights
+    if is_own_network(cfg.model_type):  # without a file, its function may load weights itself
         weights = {in_own_network(name): value for name, value in pretrained.weights_in(content).items()}
         return StartWeights(cfg.pretrained if _names_file(cfg) else "none", weights)
     if cfg.backbone == models.RESNET:

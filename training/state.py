@@ -41,7 +41,7 @@ class TrainState:
     grad_norm: Tensor | None = None  # of the last step, before clipping; None without clip_grad
     origin: dict[str, float] = field(default_factory=dict)  # Schedule.origin
     listing: str = ""  # digest of the training list
-    steps_since_start: int = 0  # optimizer steps that this process did
+    steps_in_process: int = 0  # optimizer steps that this process did
 
     @property
     def all_models(self) -> list[nn.Module]:
@@ -82,7 +82,7 @@ class TrainState:
         if self.ema is not None:
             self.ema.update(self.raw_model)
         self.step += 1
-        self.steps_since_start += 1
+        self.steps_in_process += 1
         self.samples += num_samples
 
     def average_batch_norm(self, group: Group) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from flags import Config, as_dict, dump
-from training.record.warn_on_error import WarnOnError
+from training.record.try_or_warn import TryOrWarn
 
 # Our values of wandb's own variables, in seconds. The other ranks wait while rank 0 uploads at the end. A SIGKILL loses
 # what W&B's process has not written to its file, by default every 15 s.
@@ -82,8 +82,8 @@ class WandB:
 class Boards:
     """Write to all boards of a run, and drop a board that fails. Before open() there is none."""
 
-    def __init__(self, warn_on_error: WarnOnError):
-        self._warn_on_error, self.wandb_id = warn_on_error, ""
+    def __init__(self, try_or_warn: TryOrWarn):
+        self._try_or_warn, self.wandb_id = try_or_warn, ""
         self._boards: dict[str, TensorBoard | WandB] = {}
 
     def open(self, cfg: Config, folder: Path, *, purge_step: int, wandb_id: str) -> None:
@@ -95,20 +95,20 @@ class Boards:
         if cfg.wandb:
             self.wandb_id = os.environ.get("WANDB_RUN_ID") or wandb_id or secrets.token_hex(4)
             makers["Weights & Biases"] = partial(WandB, cfg, folder, self.wandb_id)
-        opened = {name: self._warn_on_error(name, make) for name, make in makers.items()}
+        opened = {name: self._try_or_warn(name, make) for name, make in makers.items()}
         self._boards = {name: board for name, board in opened.items() if board}
 
     def write(self, step: int, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         for name, board in self._boards.items():
-            self._warn_on_error(name, partial(board.write, step, scalars, pictures))
+            self._try_or_warn(name, partial(board.write, step, scalars, pictures))
 
     def flush(self) -> None:
         for name, board in self._boards.items():
-            self._warn_on_error(name, board.flush)
+            self._try_or_warn(name, board.flush)
 
     def close(self, *, failed: bool) -> None:
         for name, board in self._boards.items():
-            self._warn_on_error(name, partial(board.close, failed=failed), closes=True)
+            self._try_or_warn(name, partial(board.close, failed=failed), closes=True)
 
 
 def _excepthook(args: threading.ExceptHookArgs) -> None:

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from support.log import log
 from support.terminal import say
-from training.record.warn_on_error import WarnOnError
+from training.record.try_or_warn import TryOrWarn
 
 
 class _TerminalHandler(logging.Handler):
@@ -19,12 +19,12 @@ class _TerminalHandler(logging.Handler):
 class FileHandler(logging.StreamHandler):
     """Write lines to an open file."""
 
-    def __init__(self, file: TextIO, warn_on_error: WarnOnError):
+    def __init__(self, file: TextIO, try_or_warn: TryOrWarn):
         super().__init__(file)
-        self.warn_on_error = warn_on_error
+        self.try_or_warn = try_or_warn
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.warn_on_error(f"{self.stream.name} (the log)", partial(super().emit, record))
+        self.try_or_warn(f"{self.stream.name} (the log)", partial(super().emit, record))
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise

@@ -27,7 +27,7 @@ from support.user_code import is_own_network
 from training.checkpoint import step_of
 from training.plan import Plan
 from training.record.folder import REPORT
-from training.record.warn_on_error import WarnOnError
+from training.record.try_or_warn import TryOrWarn
 from training.schedule import Schedule
 from training.scores import Scores, missed_classes, table
 from training.state import TrainState
@@ -181,13 +181,13 @@ def log_end(
     state: TrainState,
     val_set: SegmentationDataset,
     classes: Classes,
-    warn_on_error: WarnOnError,
+    try_or_warn: TryOrWarn,
 ) -> None:
     """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on ranks other than 0."""
     if folder is None:
         return
     best = folder / "best.pt"
-    name = warn_on_error("the table of scores", lambda: _log_scores(best, cfg, classes)) or "score"
+    name = try_or_warn("the table of scores", lambda: _log_scores(best, cfg, classes)) or "score"
     skipped = int(state.scaler.counts[1])
     steps = counted(state.step, "step") + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{counted(state.epoch, 'epoch')}, "
@@ -225,11 +225,12 @@ def _log_scores(best: Path, cfg: Config, classes: Classes) -> str:
         if is_object and missed_classes(scores, classes.names):
             page = document("docs/one_object.md#if-the-object-is-not-found")
             log.info(f"{name} is too low to be of use: {page} says what to try")
+        # Few validations, or a few steps, say nothing about --lr.
         first, *others = (deciding_score(line, classes.names, cfg.background_class)[1] for line in validations)
         is_first = scores["step"] == validations[0]["step"]
         if len(others) > 1 and is_first and others[-1] < first and validations[-1]["step"] >= FEW_STEPS:
-            both = f"the best score, {100 * first:.2f}, and the last has {100 * others[-1]:.2f}"
-            log.info(f"the first of {len(validations)} validations had {both}: a smaller --lr may help")
+            fell = f"from {100 * first:.2f} in the first of {len(validations)} validations, the best one, to "
+            log.info(f"the score fell {fell}{100 * others[-1]:.2f} in the last: a smaller --lr may help")
     return name
 
 

@@ -25,7 +25,7 @@ from support.progress import progress_bar
 from training.record.boards import Boards
 from training.record.folder import keep_lines
 from training.record.pace import Pace
-from training.record.warn_on_error import WarnOnError
+from training.record.try_or_warn import TryOrWarn
 from training.scores import Scores
 from training.state import TrainState
 
@@ -42,8 +42,8 @@ class Metrics:
 
     def __init__(self, group: Group):
         self.group, self.log_interval = group, 1  # optimizer steps between two lines of metrics.jsonl
-        self.warn_on_error = WarnOnError()
-        self.boards = Boards(self.warn_on_error)
+        self.try_or_warn = TryOrWarn()
+        self.boards = Boards(self.try_or_warn)
         self.pace = Pace(group)
         self._epoch_losses: list[float] = []  # of this process's steps in this epoch
         self._epoch_hits: list[list[int]] = []  # likewise, from losses.pixel_accuracy
@@ -66,16 +66,16 @@ class Metrics:
             return
         path = folder / "metrics.jsonl"
         self._part = f"{path} (losses and scores)"
-        lines = self.warn_on_error(self._part, lambda: keep_lines(path, saved.get("lines", 0))) or []
+        lines = self.try_or_warn(self._part, lambda: keep_lines(path, saved.get("lines", 0))) or []
         self._num_lines, self._window = len(lines), saved.get("window", [])
-        self._file = self.warn_on_error(self._part, lambda: path.open("a", encoding="utf-8"))
+        self._file = self.try_or_warn(self._part, lambda: path.open("a", encoding="utf-8"))
         last = lines[-1] if lines and lines[-1]["step"] == step else {"kind": "none"}
         # Unless its validation is done, the resumed run writes the points of `step` again.
         purge_step = step + 1 if last["kind"] == "val" else step
         self.boards.open(cfg, folder, purge_step=purge_step, wandb_id=saved.get("wandb_id", ""))
         if last["kind"] == "train":
             # The run repeats the validation after this step, so write the step's curve first.
-            self.warn_on_error(f"curves at step {step}", lambda: self.boards.write(step, _scalars(last), {}))
+            self.try_or_warn(f"curves at step {step}", lambda: self.boards.write(step, _scalars(last), {}))
 
     def loss_text(self) -> str:
         """Return the mean loss, and pixel accuracy if measured, of this process's steps in the epoch, as text."""
@@ -90,7 +90,7 @@ class Metrics:
         """
         self.read_step()
         if self._file:
-            self.warn_on_error(self._part, partial(os.fsync, self._file.fileno()))
+            self.try_or_warn(self._part, partial(os.fsync, self._file.fileno()))
         self.boards.flush()
         return {"lines": self._num_lines, "window": self._window, "wandb_id": self.boards.wandb_id}
 
@@ -179,7 +179,7 @@ class Metrics:
         self, state: TrainState, scores: Scores, class_names: list[str], draw: Callable[[], list[np.ndarray]]
     ) -> None:
         """Write a validation's scores to metrics.jsonl and the boards. draw: returns pictures, (H, W, 3) uint8."""
-        panels = (self.warn_on_error("pictures of the validation", draw) if self.group.is_main else None) or []
+        panels = (self.try_or_warn("pictures of the validation", draw) if self.group.is_main else None) or []
         scalars = {f"val/{name}": scores[name] for name in ("miou", "mean_dice", "pixel_acc", "mean_acc")}
         for kind in ("iou", "dice"):
             values = zip(class_names, scores[kind], strict=True)
@@ -191,7 +191,7 @@ class Metrics:
     def _write(self, line: dict, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         """Write a line to metrics.jsonl, and its curves and pictures to the boards, on rank 0."""
         if self._file:
-            self.warn_on_error(self._part, partial(self._write_line, line))
+            self.try_or_warn(self._part, partial(self._write_line, line))
         self.boards.write(line["step"], scalars, pictures)
 
     def _write_line(self, line: dict) -> None:
@@ -204,7 +204,7 @@ class Metrics:
         """Close all files. failed: the run ends with an error."""
         self.boards.close(failed=failed)
         if self._file:
-            self.warn_on_error(self._part, self._file.close, closes=True)
+            self.try_or_warn(self._part, self._file.close, closes=True)
 
 
 def _share(hits: list[list[int]]) -> float | None:

@@ -40,7 +40,7 @@ class Run:
         self._place: Path | None = None  # the same on all ranks, for messages
         self._was_saved = False  # once in this folder, at least
         self.metrics = Metrics(group)
-        self.warn_on_error = self.metrics.warn_on_error
+        self.try_or_warn = self.metrics.try_or_warn
         self.writer = checkpoint.Writer()
         self._log_file: TextIO | None = None
         self._report: Callable[[], object] = lambda: None  # writes the report, with the next checkpoint
@@ -75,7 +75,7 @@ class Run:
             self.folder, self._log_file = plan.folder, folder.open_log(plan.folder)
         else:
             self.folder, self._log_file = folder.create(Path(cfg.logdir), cfg.name)
-        self._handler = FileHandler(self._log_file, self.warn_on_error)
+        self._handler = FileHandler(self._log_file, self.try_or_warn)
         self._handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self._early_lines.setTarget(self._handler)
         self._early_lines.close()
@@ -94,13 +94,13 @@ class Run:
         """Write augmented.jpg of a new run: draw() returns a picture of training samples, (H, W, 3) uint8."""
         if self.is_new and self.folder:
             file = self.folder / samples.FILE
-            self.warn_on_error(f"{file.name} (training samples)", partial(self._save_picture, draw, file))
+            self.try_or_warn(f"{file.name} (training samples)", partial(self._save_picture, draw, file))
 
     def report_with_next_save(self, write: Callable[[Path], object]) -> None:
         """Let the next save() call write(path of the report) first, on rank 0. An error there becomes a warning."""
         if self.folder:
             path = self.folder / folder.REPORT
-            self._report = lambda: self.warn_on_error(f"{path} (the report)", lambda: write(path), retry=True)
+            self._report = lambda: self.try_or_warn(f"{path} (the report)", lambda: write(path), retry=True)
 
     def _save_picture(self, draw: Callable[[], np.ndarray], file: Path) -> None:
         picture = draw()
@@ -136,7 +136,7 @@ class Run:
         self.metrics.close(failed=error is not None)
         if self._log_file:
             log.removeHandler(self._handler)
-            self.warn_on_error(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
+            self.try_or_warn(f"{self._log_file.name} (the log)", self._log_file.close, closes=True)
         if isinstance(error, WriteError) and not can_resume:
             raise UserError(f"{error}: make room or allow writing, or choose another --logdir") from None
         # A run that diverged would diverge again.

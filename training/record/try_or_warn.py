@@ -9,7 +9,7 @@ from support.log import log
 T = TypeVar("T")
 
 
-class WarnOnError:
+class TryOrWarn:
     """Do what accompanies training, such as boards, pictures and the report. An error there becomes one warning."""
 
     def __init__(self) -> None:
