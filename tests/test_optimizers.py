@@ -104,7 +104,7 @@ def test_the_optimizer_follows_its_flags_and_is_fused_on_cuda(tmp_path, name, de
     given, own = ({"momentum": 0.7},) * 2 if name == "sgd" else ({}, {"betas": (0.9, 0.999)})
     cfg = parse_flags(flags(dataset_path=tmp_path, optimizer=name, wdecay=0.03, **given))
     model = models.build(cfg.model_type, layers=18, num_classes=5)
-    optimizer = utils.get_optimizer(cfg, model, Group(torch.device(device)), 0.5)
+    optimizer = utils.get_optimizer(cfg, Group(torch.device(device)), model, 0.5)
     assert type(optimizer) is kind
     [group] = optimizer.param_groups  # in the model's order: the optimizer's state is saved by position
     assert [id(value) for value in group["params"]] == [id(value) for value in model.parameters()]
