@@ -23,7 +23,7 @@ from data.demo import draw_dataset
 from support.errors import STOPPED, UserError
 from tools.scribbles import pipeline as scribble_pipeline
 from tools.scribbles.__main__ import main as simulate
-from tools.scribbles.passes import Pass
+from tools.scribbles.drawn_strokes import Pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.full_size]  # some of its processes are new interpreters
 KILLS = 2

@@ -44,7 +44,7 @@ from support.terminal import say, warn
 from support.user_code import is_code
 from tools.check.rules import DENSE_STROKES
 from tools.scribbles.__main__ import READER as SIMULATE
-from tools.scribbles.passes import PATHS, Pass, strokes_table
+from tools.scribbles.drawn_strokes import PATHS, Pass, strokes_table
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))

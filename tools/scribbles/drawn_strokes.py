@@ -1,4 +1,4 @@
-"""Manage the passes of the scribble pipeline with --budget: one for each set of strokes."""
+"""Collect the strokes that were drawn after a suggestion. Each set is one pass of the scribble pipeline (--budget)."""
 
 import json
 import shutil
