@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import zipfile
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ import pytest
 import torch
 from conftest import run_train, score, using
 
-import export
 import pseudo
 import segtrain
 import train
+from inference.export_onnx import metadata_of
 from inference.trained import TrainedModel
 from support.errors import UserError
 from training import checkpoint, checkpoint_content
@@ -65,7 +64,7 @@ def test_a_moved_checkpoint_needs_no_other_file(folder, demo_root, tmp_path, mon
     assert other["confusion"][0] == after["confusion"][1]
     model = segtrain.load(moved)
     assert (model.classes, model.colours[0].tolist()) == (NAMES, [1, 2, 3])
-    about = export.describe(TrainedModel(moved), Namespace(weights="auto"), ["labels"], 1)
+    about = metadata_of(TrainedModel(moved), "auto", ["labels"], 1)
     assert json.loads(about["class_names"]) == NAMES
     assert TrainedModel(moved, {"dataset": "Folder"}).cfg.label_map == ""  # the map is of other files
     Path("five.txt").write_text("a\nb\nc\nd\ne")
