@@ -142,7 +142,8 @@ def get_model(
     torch.manual_seed(cfg.seed)
     raw_model = build_model(cfg)
     if start_weights is not None:
-        line = pretrained.load_start_weights(raw_model, start_weights, cfg.layers)
+        network = "your network" if cfg.network == "own" else cfg.network
+        line = pretrained.load_start_weights(raw_model, start_weights, network)
         usual = cfg.pretrained in ("none", "imagenet", "imagenet_v1")
         log.log(logging.DEBUG if usual else logging.INFO, line)
     size = cfg.batchsize, cfg.crop_size

@@ -117,15 +117,21 @@ def _config_of_run(flag: str, run: str) -> Path | None:
     return saved if run != "auto" and saved.is_file() else None
 
 
-def usual_model(cfg: Config, head: str = "") -> str:
-    """Return the --model_type for --dataset. It ends in _lorm if there are pseudo-labels and the head has that form.
-
-    head: the --model_type of a trained model, whose head stays; "": the usual head of --backbone.
-    """
+def usual_model(cfg: Config) -> str:
+    """Return the --model_type for --backbone and --dataset."""
     # A timm network is not dilated to stride 8, and a head that sees only its deepest features learns slowly.
-    head = head.removesuffix("_lorm") or ("res50_ASPP" if cfg.backbone == "resnet" else "deeplabv3p_multi")
-    with_lorm = f"{head}_lorm"
-    return with_lorm if with_lorm in MODEL_TYPES and "pseudo" in MAPS[cfg.dataset] else head
+    return fit_lorm("res50_ASPP" if cfg.backbone == "resnet" else "deeplabv3p_multi", cfg.dataset)
+
+
+def fit_lorm(model_type: str, dataset: str) -> str:
+    """Return a --model_type with LoRM if there is such a form and --dataset has pseudo-labels, else without."""
+    with_lorm = f"{without_lorm(model_type)}_lorm"
+    return with_lorm if with_lorm in MODEL_TYPES and "pseudo" in MAPS[dataset] else without_lorm(model_type)
+
+
+def without_lorm(model_type: str) -> str:
+    """Return a --model_type without its ending: LoRM is no part of the head."""
+    return model_type.removesuffix("_lorm")
 
 
 def as_dict(cfg: Config) -> dict:

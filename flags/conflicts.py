@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from flags.loss_weights import parse_loss, read_class_weights
-from flags.shared import check_reading
-from flags.training import Config
+from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS, check_reading
+from flags.training import DOWNLOADED, Config
 from support.errors import UserError
 from support.labels import MAPS
 from support.shell import document, install_command
 from support.user_code import is_code, is_own_network
-
-OF_TORCHVISION = ("imagenet", "imagenet_v1", "coco")  # values of --pretrained: weights of a ResNet
 
 
 def check(cfg: Config, *, is_final: bool = False) -> None:
@@ -30,13 +28,17 @@ def check(cfg: Config, *, is_final: bool = False) -> None:
         raise UserError(f"--transform {cfg.transform}: give FILE.py:NAME or PACKAGE.MODULE:NAME, a function of yours")
     is_open = not is_final and "numclasses" not in cfg.given
     read_class_weights(cfg.class_weights, None if is_open else cfg.numclasses)
-    optimizer_is_open = not is_final and cfg.backbone != "resnet" and "optimizer" not in cfg.given
+    # A checkpoint to resume, or a file of start weights, tells its network later.
+    network_is_open = not is_final and bool(cfg.resume or cfg.start_file)
+    is_timm = cfg.backbone != "resnet"
+    optimizer_is_open = not is_final and (is_timm or network_is_open) and "optimizer" not in cfg.given
     typed = cfg.typed - ({"momentum", "betas"} if optimizer_is_open else set())
+    typed -= {*BACKBONE_FLAGS, *HEAD_FLAGS} if network_is_open else set()
     if cfg.leaves_layout_open and not is_final:  # an effect with any --dataset will do
         idle = [idle_flags(dataclasses.replace(cfg, dataset=name), typed) for name in MAPS]
         typed = typed.intersection(*idle)
     check_effects(cfg, typed)
-    check_backbone(cfg)
+    check_backbone(cfg, is_final=not network_is_open)
     _check_numbers(cfg)
     if cfg.reset_data_offset and cfg.resume == "auto":
         raise UserError("--reset_data_offset with --resume auto: give a FILE, or each start begins at step 1")
@@ -70,8 +72,8 @@ def idle_flags(flags: Any, names: Collection[str]) -> dict[str, str]:
     return idle
 
 
-def check_backbone(cfg: Config) -> None:
-    """Raise UserError if --backbone is not known or contradicts other flags."""
+def check_backbone(cfg: Config, *, is_final: bool = True) -> None:
+    """Raise UserError if --backbone is not known or contradicts other flags. is_final: it will not change."""
     if cfg.backbone != "resnet" and not re.fullmatch(r"timm:.+", cfg.backbone):
         raise UserError(f"--backbone {cfg.backbone}: use resnet, with --layers, or timm:NAME, such as timm:resnet50")
     if is_code(cfg.model_type) and (cfg.backbone != "resnet" or cfg.output_stride):
@@ -79,12 +81,12 @@ def check_backbone(cfg: Config) -> None:
         raise UserError(f"{flag}: --model_type {cfg.model_type} builds the whole network: use --model_args, or drop it")
     # A run's config.yaml has the default imagenet, although nobody has set it.
     is_set = "pretrained" in (cfg.typed if cfg.pretrained == "imagenet" else cfg.given)
-    if is_own_network(cfg.model_type) and is_set and cfg.pretrained in OF_TORCHVISION:
+    if is_own_network(cfg.model_type) and is_set and cfg.pretrained in DOWNLOADED:
         raise UserError(
             f"--pretrained {cfg.pretrained}: these are a ResNet's weights: drop it, as the function of --model_type "
             f"{cfg.model_type} may load weights itself; or give a FILE"
         )
-    if cfg.backbone == "resnet" and cfg.output_stride not in (0, 8):
+    if is_final and cfg.backbone == "resnet" and cfg.output_stride not in (0, 8):
         raise UserError(
             f"--output_stride {cfg.output_stride}: torchvision's ResNet has 8: use --backbone timm:resnet{cfg.layers}"
         )

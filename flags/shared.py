@@ -24,6 +24,9 @@ MODEL_TYPES = {
     "deeplabv3p_multi": True,
     "deeplabv3p_multi_lorm": True,
 }
+# The flags of a network. The weights of a head fit only the backbone that they were trained on.
+BACKBONE_FLAGS = ("backbone", "layers", "output_stride", "stride_in_1x1")
+HEAD_FLAGS = ("model_type", "model_args", "head_channels")
 WIDE_HEADS = f"--model_type {', '.join(name for name, is_wide in MODEL_TYPES.items() if is_wide)}"
 
 
@@ -189,8 +192,8 @@ class ModelFlags:
 
     @property
     def architecture(self) -> dict:
-        """Return the keyword arguments of models.build() that say which weights the model has."""
-        names = ("backbone", "layers", "output_stride", "head_channels", "stride_in_1x1", "model_args")
+        """Return the keyword arguments of models.build() beside model_type that say which weights the model has."""
+        names = {*BACKBONE_FLAGS, *HEAD_FLAGS} - {"model_type"}
         return {name: getattr(self, name) for name in names} | {"num_classes": self.numclasses}
 
     @property

@@ -10,6 +10,8 @@ from flags.loss_weights import LOSSES
 from flags.shared import MODEL_TYPES, DataFlags, ImageFlags, LaunchFlags, ModelFlags
 from support.labels import MAPS
 
+DOWNLOADED = ("imagenet", "imagenet_v1", "coco")  # values of --pretrained: weights of torchvision's networks, or timm's
+
 
 def of_map(name: str) -> Callable:
     """Return flag() for flags of a training map: they need a --dataset that has the map."""
@@ -87,7 +89,7 @@ class TrainModelFlags:
         "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: torchvision's, a released CDSP one, "
         "or ours, which also sets the flags of its network that you do not set",
         never_empty=True,
-        synonyms={name: name for name in ("imagenet", "imagenet_v1", "coco", "none")},  # IMAGENET is no file
+        synonyms={name: name for name in (*DOWNLOADED, "none")},  # IMAGENET is no file
         renamed={"model_path": "--pretrained here, for start weights"},
     )
     head_init: str = flag(
@@ -124,6 +126,11 @@ class TrainModelFlags:
     grad_checkpointing: bool = flag(
         False, "recompute backbone features in the backward pass to save memory", aliases="gradient_checkpointing"
     )
+
+    @property
+    def start_file(self) -> str:
+        """Return the file that --pretrained names; "" if it names none."""
+        return "" if self.pretrained in (*DOWNLOADED, "none") else self.pretrained
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

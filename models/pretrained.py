@@ -87,8 +87,8 @@ def remedy(error: Exception, variable: str) -> str:
     return "connect to the network"
 
 
-def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> str:
-    """Copy the start weights that fit into the model, and return a line for the log.
+def load_start_weights(model: nn.Module, start: StartWeights, network: str) -> str:
+    """Copy the start weights that fit into the model, and return a line for the log. network: its name for people.
 
     Log a warning if only a part of the backbone's weights fits. Raises UserError if none fits.
     """
@@ -96,13 +96,13 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
         return "start weights: random (--pretrained none)"
     num_copied, missing, unused = load_weights(model, start.state_dict)
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
-    advice = f"use {start.other_flags}" if start.other_flags else f"check --backbone and --layers {layers}"
+    advice = f"use {start.other_flags}" if start.other_flags else "check --backbone and --layers"
     such = f" (the file's names are such as {next(iter(start.state_dict))})" if start.state_dict else ""
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
         raise UserError(f"--pretrained {start.source}: none of its backbone's weights fits: {advice}{such}")
     if odd := sum(name.startswith("backbone.") for name in (*missing, *unused)):
         problem = f"{odd} backbone weights are missing, of other shapes or not used"
-        log.warning(f"--pretrained {start.source} does not fit --layers {layers} ({problem}): {advice}")
+        log.warning(f"--pretrained {start.source} does not fit {network} ({problem}): {advice}")
     return (
         f"start weights: {num_copied} from {start.source}; left random: {_summarise(missing)}; "
         f"in the file but not used: {_summarise(unused)}"
@@ -111,7 +111,7 @@ def load_start_weights(model: nn.Module, start: StartWeights, layers: int) -> st
 
 def resnet_depth(state_dict: dict[str, Tensor]) -> int | None:
     """Return the --layers of a torchvision ResNet, from its weight names; None for other networks."""
-    blocks = [int(match[1]) for name in state_dict if (match := re.search(r"\blayer3\.(\d+)\.conv1\.", name))]
+    blocks = [int(match[1]) for name in state_dict if (match := re.search(r"\blayer3\.(\d{1,3})\.conv1\.", name))]
     return DEPTHS.get((max(blocks, default=0), any("layer3.0.conv3." in name for name in state_dict)))
 
 

@@ -1,7 +1,6 @@
 """Read start weights for timm networks, from timm itself or from a file."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,16 +66,6 @@ def _seeded(backbone: TimmBackbone, **options) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return create(backbone.name, backbone.facts, **options)
-
-
-def read_safetensors(path: Path) -> dict[str, Any]:
-    """Return {name: tensor} of a .safetensors file. Raises UserError if it is truncated or has another format."""
-    import safetensors.torch  # timm needs the package, segtrain does not
-
-    try:
-        return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: not a whole safetensors file ({error})") from None
 
 
 def _renamed(content: Mapping[str, Tensor], body: nn.Module) -> dict[str, Tensor]:

@@ -128,7 +128,7 @@ def test_weights_of_another_backbone_are_refused_though_the_head_fits():
     other = build("test_vit", "deeplabv2").state_dict()
     other |= {f"head.{name}": value for name, value in model.head.state_dict().items()}
     with pytest.raises(UserError, match=r"x\.pt: none of its backbone's weights fits: check --backbone"):
-        load_start_weights(model, StartWeights("x.pt", other), layers=50)
+        load_start_weights(model, StartWeights("x.pt", other), "ResNet-50")
 
 
 def test_weights_that_do_not_fit_are_one_line(monkeypatch):
@@ -152,12 +152,12 @@ def test_a_safetensors_file_is_read_whole_or_refused(tmp_path):
     file = tmp_path / "net.safetensors"
     safetensors.torch.save_file(content, file)
     cfg = replace(Config(), backbone="timm:test_efficientnet", model_type="deeplabv3p_multi", pretrained=str(file))
-    start = read_start_weights(cfg, Group(CPU), read_start_file(cfg, Group(CPU)))
+    start = read_start_weights(cfg, Group(CPU), read_start_file(cfg, Group(CPU))[0])
     assert torch.equal(start.state_dict["backbone.body.conv_stem.weight"], content["conv_stem.weight"])
     claims = b'{"w":{"dtype":"F32","shape":[25000000000],"data_offsets":[0,100000000000]}}'
     for broken in (b"\x00" * 7, struct.pack("<Q", 2**60), struct.pack("<Q", len(claims)) + claims):
         file.write_bytes(broken)
-        with pytest.raises(UserError, match=f"^--pretrained {file}: not a whole safetensors file"):
+        with pytest.raises(UserError, match=f"^--pretrained {file}: not an intact safetensors file"):
             read_start_file(cfg, Group(CPU))
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import models
 from data.classes import MAX_TEXT, read_classes
 from data.label_map import read_label_map
 from flags import FLAGS, Config
 from flags.conflicts import check_backbone
 from flags.declare import Flag
+from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS
 from models.custom import WEIGHT_TYPES
 from models.pretrained import weights_in
 from support.errors import UserError
@@ -146,6 +148,21 @@ def _flags(value: Any, where: str) -> dict:
             "from its weights by --pretrained FILE"
         )
     return {name: _convert(FLAGS[name], value, name) for name, value in known.items()}
+
+
+def network_flags(content: dict) -> dict[str, Any]:
+    """Return {flag: value} of the network of a file of ours; of another's, those of its entries that we can use."""
+    saved, found = content.get("config"), {}
+    if not isinstance(saved, dict):
+        return {}
+    for name in (*BACKBONE_FLAGS, *HEAD_FLAGS):
+        if name in saved:
+            with contextlib.suppress(UserError):  # another project's, or a head of another version
+                found[name] = _convert(FLAGS[name], saved[name], name)
+    backbone = found.get("backbone", models.RESNET)
+    if backbone != models.RESNET and not backbone.startswith("timm:"):
+        return {}
+    return {name: value for name, value in found.items() if name != "layers" or backbone == models.RESNET}
 
 
 def _convert(flag: Flag, value: Any, where: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import models
 from data.classes import FOLDERS, Classes, read_classes, read_preset
 from data.dataset import SegmentationDataset
 from data.images.deep import any_header
@@ -16,22 +17,23 @@ from data.layout import Split
 from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
-from flags import Config, as_dict, as_words, check_flags, describe, own_code, usual_model
+from flags import Config, as_dict, as_words, check_flags, describe, own_code
 from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
 from flags.declare import per_rank
+from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS
 from models.memory import gpu_memory
 from support.errors import UserError
 from support.files import check_place
 from support.log import log
 from support.shell import quoted
-from support.user_code import is_own_network, load
+from support.user_code import load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
 from training.data_flags import choose_classes, choose_image_reading, choose_layout, warn_of_other_class_names
 from training.plan import Plan
 from training.record import folder, messages
-from training.start_weights import BACKBONE_FLAGS, HEAD_FLAGS, network_of, read_start_file, read_start_weights
+from training.start_weights import fit_network, read_start_file, read_start_weights
 
 
 def settle(cfg: Config, group: Group) -> Plan:
@@ -48,8 +50,8 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg = choose_layout(cfg, group)
     run_folder, resumed = find_run(cfg, group)  # with --reset_data_offset: None, and the checkpoint
     # The recipe fits crop and batch to the network. The start weights are prepared for the final flags, below.
-    start_content = {} if resumed else read_start_file(cfg, group)
-    cfg = choose_network(cfg, group, resumed, start_content)
+    start_content, network = ({}, {}) if resumed else read_start_file(cfg, group)
+    cfg = keep_network(cfg, resumed) if resumed else fit_network(cfg, network)
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
     if run_folder is None and group.is_main:  # if this raises, the other ranks end too (distributed/lifeline.py)
         data = [path for split in files.values() for path in split.folders.values()]
@@ -121,42 +123,25 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
     return run_folder, resumed
 
 
-def choose_network(cfg: Config, group: Group, resumed: Checkpoint | None, start_content: dict[str, Any]) -> Config:
-    """Return the flags with the network of the checkpoint to resume, or of the file of start weights. Collective.
+def keep_network(cfg: Config, resumed: Checkpoint) -> Config:
+    """Return the flags with the resumed run's network and the name of its start weights. Logs what changes.
 
-    Flags that are set stay, except --stride_in_1x1. A head fits only its own backbone: so no flag changes if another
-    --backbone or --layers than the file's is set, and no flag of the head if another one of them is set. The flags of a
-    network of one's own stay. Raises UserError if the resumed network or loss is code that no flag names.
+    Flags that are set stay, except --stride_in_1x1: with the wrong one all weights fit, and the results are wrong.
+    Raises UserError if the network or the loss, which take_recipe() keeps, is code that no flag names.
     """
-    given = cfg.given - {"stride_in_1x1"}  # with the wrong stride, all weights fit, and the results are wrong
-    if resumed:
-        kept = {*resumed.config} - given
-        network = {name: resumed.config[name] for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in kept}
-        # take_recipe() will keep the loss, too.
-        code = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in given}
-        own_code.refuse_unnamed(code, {}, f"--resume {cfg.resume}")
-    else:
-        found = group.broadcast(network_of(start_content))  # rank 0 alone has the content
-        names = {*found} - given
-        differ = {name for name in given & {*found} if _without_lorm(found[name]) != _without_lorm(getattr(cfg, name))}
-        if differ & {*HEAD_FLAGS}:
-            names -= {*HEAD_FLAGS}
-        if differ & {"backbone", "layers"}:
-            names = set()
-        network = {name: found[name] for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in names}
-        if is_own_network(cfg.model_type) or is_own_network(network.get("model_type", "")):
-            return cfg
-        if "model_type" in network:
-            network["model_type"] = usual_model(cfg, network["model_type"])
+    given = cfg.given - {"stride_in_1x1"}
+    code = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in given}
+    own_code.refuse_unnamed(code, {}, f"--resume {cfg.resume}")
+    unused = {"layers"} if resumed.config.get("backbone", models.RESNET) != models.RESNET else set()
+    kept = {*resumed.config} - given - unused
+    network = {name: resumed.config[name] for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in kept}
     changed = {name: value for name, value in network.items() if value != getattr(cfg, name)}
     if changed:
-        source = f"--resume {cfg.resume}" if resumed else f"--pretrained {cfg.pretrained}"
-        log.info(f"set to fit {source}: {quoted(as_words(changed))}")
-    return dataclasses.replace(cfg, **network)
-
-
-def _without_lorm(value: object) -> str:
-    return str(value).removesuffix("_lorm")  # of a --model_type: LoRM is no part of the head
+        log.info(f"set to fit --resume {cfg.resume}: {quoted(as_words(changed))}")
+    started = resumed.config.get("pretrained", cfg.pretrained)
+    if started != cfg.pretrained and "pretrained" in cfg.typed:
+        log.info(f"--pretrained {cfg.pretrained} is not used: --resume brings the weights")
+    return dataclasses.replace(cfg, **network, pretrained=started)
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:

@@ -1,64 +1,100 @@
-"""Read the weights that a new run starts from (--pretrained)."""
+"""Read the weights that a new run starts from (--pretrained), and fit its network to them."""
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import models
 from data.classes import read_classes
 from distributed.group import Group
-from flags import Config, as_words
-from flags.conflicts import OF_TORCHVISION
+from flags import Config, as_words, fit_lorm, without_lorm
+from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS, MODEL_TYPES
 from models import pretrained
 from models.custom import in_own_network
 from models.pretrained import StartWeights
-from support.errors import UserError
+from support.errors import UserError, in_one_line
 from support.log import log
-from support.shell import quoted
-from support.user_code import is_own_network
+from support.shell import import_extra, quoted
+from support.user_code import is_code, is_own_network
 from training import checkpoint
-from training.checkpoint_content import check_model, naming_flag
-
-BACKBONE_FLAGS = ("backbone", "layers", "output_stride", "stride_in_1x1")
-HEAD_FLAGS = ("model_type", "model_args", "head_channels")
+from training.checkpoint_content import naming_flag, network_flags
 
 
-def read_start_file(cfg: Config, group: Group) -> dict[str, Any]:
-    """Return the content of --pretrained FILE on rank 0; {} on other ranks, or if the flag names no file. Collective.
+def read_start_file(cfg: Config, group: Group) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the content of --pretrained FILE, on rank 0 alone, and {flag: value} of its network, as far as it tells.
 
-    Raises UserError if the file cannot be read.
+    Both are empty if the flag names no file. Collective. Raises UserError if the file cannot be read.
     """
-    if not _names_file(cfg):
-        return {}
-    path = Path(cfg.pretrained)
+    if not cfg.start_file:
+        return {}, {}
+    path = Path(cfg.start_file)
 
     def read() -> dict[str, Any]:
+        if "://" in cfg.start_file:
+            raise UserError(f"--pretrained {cfg.start_file}: download the file, and give its path")
         with naming_flag("--pretrained", path, "name a FILE, imagenet or none"):
-            if path.suffix == ".safetensors" and cfg.backbone != models.RESNET:
-                from models.timm_weights import read_safetensors  # imported here, as timm is an extra
+            return _read_safetensors(path) if path.suffix == ".safetensors" else checkpoint.read(path)
 
-                return read_safetensors(path)
-            return checkpoint.read(path)
-
-    return group.run_on_rank_0(read, f"loading --pretrained {path}") or {}
+    content = group.run_on_rank_0(read, f"loading --pretrained {path}") or {}
+    return content, group.broadcast(network_of(content))
 
 
-def _names_file(cfg: Config) -> bool:
-    return cfg.pretrained not in (*OF_TORCHVISION, "none")
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    safetensors = import_extra("safetensors.torch", extra="timm", feature=f"{path}: reading it")
+    try:
+        return safetensors.load_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or in_one_line(error)})") from None
+    except Exception as error:  # SafetensorError has no base class of its own
+        raise UserError(f"{path}: not an intact safetensors file ({in_one_line(error)})") from None
 
 
 def network_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return {flag: value} of the network that a file's weights belong to, as far as the file tells."""
-    with contextlib.suppress(UserError):  # of an earlier version or another project: the names of its weights tell
-        if content and (saved := check_model(content).config):
-            unused = {"layers"} if saved.get("backbone", models.RESNET) != models.RESNET else set()
-            return {name: saved[name] for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in {*saved} - unused}
+    """Return {flag: value} of the network that a file's weights belong to, as far as their names and its flags tell."""
     weights = pretrained.weights_in(content)
-    depth = pretrained.resnet_depth(weights)
+    depth, model_type = pretrained.resnet_depth(weights), pretrained.released_type(weights)
     network: dict[str, Any] = {"backbone": models.RESNET, "layers": depth} if depth else {}
+    network |= {"model_type": model_type} if model_type else {}
     network |= {"stride_in_1x1": True} if pretrained.is_cdsp_file(weights) else {}
-    is_torchvision = pretrained.released_type(weights) == pretrained.TORCHVISION_TYPE
-    return network | ({"model_type": pretrained.TORCHVISION_TYPE} if is_torchvision else {})
+    saved = network_flags(content)
+    if saved.get("backbone", models.RESNET) != models.RESNET:
+        network.pop("layers", None)
+    return network | saved
+
+
+def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
+    """Return the flags with the network of the start weights, where the user's flags leave it open. Logs what changes.
+
+    found: {flag: value}, from read_start_file(). A head fits only its own backbone: so nothing is taken if another
+    --backbone or --layers is set, and no flag of the head if another one of them is set. With the wrong --stride_in_1x1
+    all weights fit, and the results are wrong: so the file's replaces the user's. A network of one's own fits only if
+    --model_type names it as the file does.
+    """
+    given = cfg.given
+
+    def is_other(name: str) -> bool:
+        return name in given & {*found} and without_lorm(str(found[name])) != without_lorm(str(getattr(cfg, name)))
+
+    is_timm = found.get("backbone", models.RESNET) != models.RESNET
+    if is_own_network(cfg.model_type) or is_own_network(found.get("model_type", "")):
+        names = [] if found.get("model_type") != cfg.model_type else [*BACKBONE_FLAGS, "model_args"]
+    else:
+        names = [*BACKBONE_FLAGS] + ([] if any(map(is_other, HEAD_FLAGS)) else [*HEAD_FLAGS])
+    if any(map(is_other, ("backbone", "layers"))) or (is_timm and "layers" in given and "backbone" not in given):
+        names = []
+    network = {name: found[name] for name in names if name in found and name not in given}
+    if "model_type" in network:
+        network["model_type"] = fit_lorm(network["model_type"], cfg.dataset)
+    fitted = dataclasses.replace(cfg, **network)
+    stride = found.get("stride_in_1x1", cfg.stride_in_1x1)
+    if not is_timm and fitted.backbone == models.RESNET and fitted.layers >= 50 and fitted.model_type in MODEL_TYPES:
+        network["stride_in_1x1"] = stride
+    changed = {name: value for name, value in network.items() if value != getattr(cfg, name)}
+    if changed:
+        lost = "; not as set, because these weights need it" if changed.keys() & cfg.typed else ""
+        log.info(f"set to fit --pretrained {cfg.pretrained}: {quoted(as_words(changed))}{lost}")
+    return dataclasses.replace(cfg, **network)
 
 
 def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> StartWeights | None:
@@ -74,12 +110,17 @@ def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> St
         weights, network = _read_weights(cfg, content), network_of(content)
         names = _class_names(content.get("texts"))
         other_names = [(old, new) for old, new in zip(names, _class_names(cfg.texts), strict=False) if old != new]
-        if other_names and (len(names), network.get("model_type")) == (cfg.numclasses, cfg.model_type):
+        is_same_head = without_lorm(network.get("model_type", "")) == without_lorm(cfg.model_type)
+        if other_names and is_same_head and len(names) == cfg.numclasses:
             old, new = other_names[0]
             problem = f"its head was trained for classes of other names: {old!r} is {new!r} now"
             log.warning(f"--pretrained {cfg.pretrained}: {problem}")
-        # (): the file's network has no --model_args.
-        other = {name: value for name, value in network.items() if value not in ((), getattr(cfg, name))}
+        if "model_type" in network:
+            network["model_type"] = fit_lorm(network["model_type"], cfg.dataset)
+        # Weights fit at any --output_stride. FILE.py:NAME builds its own backbone. (): it has no --model_args.
+        decide = {"model_args"} if is_code(cfg.model_type) else {*BACKBONE_FLAGS, *HEAD_FLAGS} - {"output_stride"}
+        other = {name: network[name] for name in network if name in decide}
+        other = {name: value for name, value in other.items() if value not in ((), getattr(cfg, name))}
         return weights._replace(other_flags=quoted(as_words(other)))
 
     return group.run_on_rank_0(read, f"loading --pretrained {cfg.pretrained}")
@@ -98,7 +139,7 @@ def _class_names(texts: Any) -> list[str]:
 def _read_weights(cfg: Config, content: dict[str, Any]) -> StartWeights:
     if is_own_network(cfg.model_type):  # without a file, its function may load weights itself
         weights = {in_own_network(name): value for name, value in pretrained.weights_in(content).items()}
-        return StartWeights(cfg.pretrained if _names_file(cfg) else "none", weights)
+        return StartWeights(cfg.start_file or "none", weights)
     if cfg.backbone == models.RESNET:
         pretrained.refuse_other_head(pretrained.weights_in(content), f"--pretrained {cfg.pretrained}", cfg.model_type)
         return pretrained.resnet_weights(cfg.pretrained, cfg.layers, content)
