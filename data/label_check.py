@@ -1,6 +1,7 @@
 """Check the labels before training, by a sample of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ MAX_LABELS_READ = 64  # images per split whose labels are read before training
 MIN_RISING, MIN_BETWEEN = 0.15, 0.35
 MIN_VALUES, MIN_PIXELS = 2, 20  # fewer could be chance
 VALUE_JUMP = 32  # a label value this far above the next lower one is not a class number
+SOFT_VALUE, SOFT_SHARE = 128, 0.8  # of seems_soft(): a value between 0 and 255, and the pixels of these two
 MAX_LINES = 100  # rows and columns that is_smoothed() reads
 
 Item = TypeVar("Item")
@@ -135,6 +137,17 @@ def is_smoothed(label: np.ndarray) -> bool:
 def holds_only_255(masks: Iterable[Iterable[int]]) -> bool:
     """Return whether the masks together hold 0 and 255 only, so that 255 must be the object. masks: their values."""
     return set().union(*masks) == {0, IGNORE}
+
+
+def seems_soft(masks: Sequence[Mapping[int, int]]) -> bool:
+    """Return whether the masks seem to show one object as 255 with soft edges. masks: {value: pixels} of each.
+
+    Class numbers seldom reach SOFT_VALUE while 0 and 255 together fill most pixels.
+    """
+    pixels: Counter[int] = sum(map(Counter, masks), Counter())
+    between = pixels.keys() - {0, IGNORE}
+    is_wide = {0, IGNORE} <= pixels.keys() and max(between, default=0) >= SOFT_VALUE
+    return is_wide and pixels[0] + pixels[IGNORE] >= SOFT_SHARE * pixels.total()
 
 
 def objects_as_255(masks: Sequence[Iterable[int]]) -> list[bool]:

@@ -68,6 +68,7 @@ def choose_flags(
     large: int = 0,
     class_names: Sequence[str] = (),
     shares: Sequence[float] = (),
+    new_part: str = "the head",
 ) -> dict[str, tuple[Any, str]]:
     """Return {flag: (value, reason)} for the recipe's flags that are not given.
 
@@ -75,7 +76,8 @@ def choose_flags(
     them: a smaller --batchsize takes more steps, for example. sizes: (height, width) of the training images, or of some
     of them. memory: one GPU's memory in GiB; 0: unknown. world_size: number of processes. large: the --long_side that
     resizes images which are much larger than a crop; 0: most are not. class_names: (): unknown. shares: each class's
-    share of the labelled pixels in dense masks; (): unknown, or other labels.
+    share of the labelled pixels in dense masks; (): unknown, or other labels. new_part: what of the network the start
+    weights leave random; "": nothing.
     """
     flags, given = dict(flags), set(given)
     choices: dict[str, tuple[Any, str]] = {}
@@ -146,7 +148,8 @@ def choose_flags(
         is_trained = flags["backbone"] != "resnet" and flags["pretrained"] != "none" and not is_transformer
         if chooses_all and is_trained and not {"lr", "head_lr_factor"} & given:
             choose("lr", 3e-4, "small for pretrained features")
-            choose("head_lr_factor", 10.0, "the head is new")
+            if new_part:
+                choose("head_lr_factor", 10.0, f"{new_part} is new")
         else:
             choose("lr", 1e-4 if is_transformer else 1e-3, "usual for adamw")
         choose("wdecay", 0.01, "usual for adamw")
@@ -154,7 +157,7 @@ def choose_flags(
     elif "Pseudo" in flags["dataset"] and num_images >= MANY_IMAGES:
         choose("lr", 1e-3, "as CDSP, for many images")
     else:
-        choose("lr", 0.01, "usual for sgd and a new head")
+        choose("lr", 0.01, f"usual for sgd{' and a new head' * bool(new_part)}")
 
     # The loss and the classes.
     if flags["dataset"] in ("ScribbleOnly", "ScribblePseudo"):

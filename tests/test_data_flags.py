@@ -90,6 +90,22 @@ def test_objects_of_1_in_some_masks_and_255_in_others_are_refused(tmp_path):
     assert (chosen(root)[0].label_map, chosen(root)[0].numclasses) == ("", 3)  # a map to two classes would be wrong
 
 
+def test_soft_edges_of_an_object_are_no_classes(tmp_path):
+    soft = np.full((40, 60), 0, np.uint8)
+    soft[:, 40:] = 255
+    soft[:, 38:40] = 100, 200  # 4 of 60 columns are between 0 and 255
+    soft[:, 36:38] = 20, 60
+    classes = np.repeat(np.arange(200, dtype=np.uint8), 12).reshape(40, 60)  # 200 classes, and some ignored pixels
+    classes[0, :5] = 255
+    root = plain(tmp_path, soft, label(0, 255, height=40, width=60), val=soft)
+    with pytest.raises(UserError, match=r"such as .*masks/train/0\.png: add --label_map threshold; "):
+        chosen(root)
+    cfg, shares = chosen(root, "--label_map", "threshold")
+    objects = (21 / 60 + 0.5) / 2  # 200 and 255 in one mask, half of the other one
+    assert (cfg.numclasses, shares) == (2, pytest.approx([1 - objects, objects]))
+    assert chosen(plain(tmp_path / "many", classes, val=classes))[0].numclasses == 200
+
+
 def test_one_mask_of_another_class_among_objects_of_255_is_named(tmp_path):
     root = plain(tmp_path, *[label(0, 255)] * 3, label(0, 7), val=label(0, 255))
     message = r"4 of 5 masks hold only 0 and 255, but .*3\.png has class 7: .* --label_map ''"

@@ -61,6 +61,17 @@ def test_masks_of_0_and_255_are_refused_on_every_rank(tmp_path, capsys):
     assert "masks hold only 0 and 255: 255 is read as class 1" in capsys.readouterr().out
 
 
+def test_the_check_reads_soft_edges_of_an_object_as_one_class(tmp_path, capsys):
+    drawn = Drawn(tmp_path / "soft")
+    mask = stripes(0, 255)
+    mask[:, ::10] = np.where(mask[:, ::10] == 255, 180, 70)  # a tenth of the pixels is between
+    drawn.pairs({"train/a": mask, "train/b": mask, "val/c": mask})
+    data_check([str(tmp_path / "soft"), "--workers", "0"])
+    said = capsys.readouterr().out
+    assert "masks show an object with soft edges: values from 128 on are read as class 1" in said
+    assert "read with --label_map threshold" in said
+
+
 def test_the_sample_is_spread_over_the_list(tmp_path, warnings):
     masks = [stripes(0, 1)] * (3 * MAX_LABELS_READ)
     masks[-3] = stripes(0, 9)  # the last one of the numbers 0, 3, 6 ...

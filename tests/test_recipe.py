@@ -42,6 +42,9 @@ def test_only_a_run_of_dense_masks_that_the_recipe_decides_gets_what_helps_on_ot
     assert not set(COLOURS) & set(recipe(PHOTOS, hue=0.1))
     assert recipe(PHOTOS, **lite, pretrained="none")["lr"] == 1e-3
     assert "head_lr_factor" not in recipe(PHOTOS, **lite, lr=0.01)
+    assert "head_lr_factor" not in recipe(
+        PHOTOS | {"new_part": ""}, **lite
+    )  # a file of start weights has the whole head
     assert recipe(PHOTOS, model_type="nets.py:unet")["lr"] == 1e-3
     assert recipe(PHOTOS, model_type="nets.py:segformer")["lr"] == 1e-4
 

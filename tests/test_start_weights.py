@@ -15,7 +15,7 @@ from flags import Config, check_flags, parse_flags
 from models.pretrained import load_start_weights
 from support.errors import UserError
 from training.settle import keep_network
-from training.start_weights import fit_network, network_of, read_start_file, read_start_weights
+from training.start_weights import fit_network, network_of, new_part, read_start_file, read_start_weights
 
 CPU = torch.device("cpu")
 
@@ -148,3 +148,32 @@ def test_the_files_stride_replaces_a_set_one(demo_root, caplog):
         "set to fit --pretrained x.pt: --model_type deeplabv3p_cdsp_lorm --stride_in_1x1"
     )
     assert caplog.messages[0].endswith("; not as set, because these weights need it")
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "part"),
+    [
+        (RESNET18, {}, "the head"),
+        (OURS, {"numclasses": 9}, ""),
+        (OURS, {"numclasses": 9, "dataset": "Dense", "model_type": "deeplabv3p"}, ""),  # LoRM is no part of the head
+        (OURS, {"numclasses": 9, "output_stride": 16}, ""),
+        (OURS, {}, "the head's last layer"),
+        (OURS, {"numclasses": 9, "model_type": "deeplabv3"}, "the head"),
+        (OURS, {"numclasses": 9, "head_channels": 32}, "the head"),
+        (OURS, {"numclasses": 9, "backbone": "timm:y"}, "the head"),
+    ],
+)
+def test_what_is_new_gets_the_learning_rate_of_a_new_part(demo_root, content, words, part):
+    found = network_of({"config": content} if "model_type" in content else content)
+    cfg = fit_network(parse_flags(flags(dataset_path=demo_root, pretrained="x.pt", layers=None, **words)), found)
+    assert new_part(cfg, found) == part
+
+
+def test_another_size_of_the_images_is_named(demo_root, caplog):
+    caplog.set_level("INFO", logger="segtrain")
+    content = {"config": {"model_type": "res50_ASPP", "long_side": 320}, "model": {}}
+    for long_side in (0, 320, 640):
+        cfg = parse_flags(flags(dataset_path=demo_root, dataset="Dense", pretrained="x.pt", long_side=long_side))
+        read_start_weights(cfg, Group(CPU), content)
+    said = [line for line in caplog.messages if "--long_side" in line]
+    assert [line.rsplit("(")[1] for line in said] == ["not set now)", "now 640)"]

@@ -151,11 +151,14 @@ def _flags(value: Any, where: str) -> dict:
 
 
 def network_flags(content: dict) -> dict[str, Any]:
-    """Return {flag: value} of the network of a file of ours; of another's, those of its entries that we can use."""
+    """Return {flag: value} of the network of a file of ours, and its number of classes.
+
+    Of another project's file, those of its entries that we can use.
+    """
     saved, found = content.get("config"), {}
     if not isinstance(saved, dict):
         return {}
-    for name in (*BACKBONE_FLAGS, *HEAD_FLAGS):
+    for name in (*BACKBONE_FLAGS, *HEAD_FLAGS, "numclasses"):
         if name in saved:
             with contextlib.suppress(UserError):  # another project's, or a head of another version
                 found[name] = _convert(FLAGS[name], saved[name], name)

@@ -12,7 +12,7 @@ import numpy as np
 from data.classes import Classes, read_classes
 from data.guess import GUESSED, class_file, guess_flags
 from data.images.stretch import READING, choose_reading
-from data.label_check import holds_only_255, infer_num_classes, objects_as_255
+from data.label_check import holds_only_255, infer_num_classes, objects_as_255, seems_soft
 from data.label_map import read_label_map
 from data.layout import Split
 from distributed.group import Group
@@ -110,6 +110,11 @@ def choose_classes(
         train = count_labels(paths, group, label_map)
         val = count_labels([image["label"] for image in files["val"].files], group, label_map)
         if may_be_object and "label_map" not in given:
+            if seems_soft(train):
+                path = next(path for path, row in zip(paths, train, strict=True) if {*row} - {0, IGNORE})
+                problem = "masks have 0, 255 and few pixels between, as an object with soft edges has"
+                other = "for classes, export the masks without smoothing, or set --label_map FILE"
+                raise UserError(f"{problem}, such as {path}: add --label_map threshold; {other}")
             _check_objects_as_255(train, val, paths)
             if holds_only_255(train):
                 choices["label_map"] = "binary", "masks hold only 0 and 255"

@@ -33,7 +33,7 @@ from training.data import find_masks, find_training_files, prepare_demo_data, re
 from training.data_flags import choose_classes, choose_image_reading, choose_layout, warn_of_other_class_names
 from training.plan import Plan
 from training.record import folder, messages
-from training.start_weights import fit_network, read_start_file, read_start_weights
+from training.start_weights import fit_network, new_part, read_start_file, read_start_weights
 
 
 def settle(cfg: Config, group: Group) -> Plan:
@@ -66,7 +66,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     check_data(cfg, group, files)
 
     # 2. The flags that depend on these and on the device.
-    cfg = take_recipe(cfg, group, files["train"], classes, shares, resumed)
+    cfg = take_recipe(cfg, group, files["train"], classes, shares, resumed, new_part(cfg, network))
     cfg = split_batchsize(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
     start_weights = None if resumed else read_start_weights(cfg, group, start_content)
@@ -176,11 +176,18 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
 
 
 def take_recipe(
-    cfg: Config, group: Group, files: Split, classes: Classes, shares: np.ndarray, resumed: Checkpoint | None
+    cfg: Config,
+    group: Group,
+    files: Split,
+    classes: Classes,
+    shares: np.ndarray,
+    resumed: Checkpoint | None,
+    new_part: str,
 ) -> Config:
     """Return the flags with the recipe's values for those that are not set. Collective.
 
-    files: the training data. shares: see choose_classes(). A resumed run keeps the checkpoint's values.
+    files: the training data. shares: see choose_classes(). new_part: see start_weights.new_part(). A resumed run keeps
+    the checkpoint's values.
     """
     given = cfg.given
 
@@ -198,7 +205,7 @@ def take_recipe(
         long_side, _ = suggest_long_side(sizes, cfg.crop_size if "crop_size" in given else device.crop_size)
         options: dict = {"memory": memory, "world_size": group.world_size, "large": long_side}
         options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}
-        options |= {"device": device, "num_images": len(files.files), "sizes": sizes}
+        options |= {"new_part": new_part, "device": device, "num_images": len(files.files), "sizes": sizes}
         recipe = partial(choose_flags, as_dict(cfg), **options)
         choices, without_length = recipe(given=given), recipe(given=given - (LENGTH & cfg.typed))
         return choices, {name: choice for name, choice in without_length.items() if name in LEARNING - {*choices}}

@@ -51,7 +51,10 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def network_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return {flag: value} of the network that a file's weights belong to, as far as their names and its flags tell."""
+    """Return {flag: value} of the network that a file's weights belong to, as far as their names and its flags tell.
+
+    A file of ours also tells its number of classes.
+    """
     weights = pretrained.weights_in(content)
     depth, model_type = pretrained.resnet_depth(weights), pretrained.released_type(weights)
     network: dict[str, Any] = {"backbone": models.RESNET, "layers": depth} if depth else {}
@@ -74,7 +77,7 @@ def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
     given = cfg.given
 
     def is_other(name: str) -> bool:
-        return name in given & {*found} and without_lorm(str(found[name])) != without_lorm(str(getattr(cfg, name)))
+        return name in given & {*found} and _differs(cfg, found, name)
 
     is_timm = found.get("backbone", models.RESNET) != models.RESNET
     if is_own_network(cfg.model_type) or is_own_network(found.get("model_type", "")):
@@ -97,6 +100,18 @@ def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
     return dataclasses.replace(cfg, **network)
 
 
+def new_part(cfg: Config, found: dict[str, Any]) -> str:
+    """Return the name of what the start weights leave random in the head; "" for nothing. found: see fit_network()."""
+    decide = {*found} - {"output_stride", "numclasses"}
+    if "model_type" not in found or any(_differs(cfg, found, name) for name in decide):
+        return "the head"
+    return "" if found.get("numclasses") == cfg.numclasses else "the head's last layer"
+
+
+def _differs(cfg: Config, found: dict[str, Any], name: str) -> bool:
+    return without_lorm(str(found[name])) != without_lorm(str(getattr(cfg, name)))
+
+
 def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> StartWeights | None:
     """Return the weights of --pretrained on rank 0, None on other ranks. Collective.
 
@@ -115,6 +130,10 @@ def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> St
             old, new = other_names[0]
             problem = f"its head was trained for classes of other names: {old!r} is {new!r} now"
             log.warning(f"--pretrained {cfg.pretrained}: {problem}")
+        long_side = content["config"].get("long_side", 0) if "model_type" in network and "config" in content else 0
+        if long_side and long_side != cfg.long_side:
+            now = f"now {cfg.long_side}" if cfg.long_side else "not set now"
+            log.info(f"--pretrained {cfg.pretrained} was trained with --long_side {long_side} ({now})")
         if "model_type" in network:
             network["model_type"] = fit_lorm(network["model_type"], cfg.dataset)
         # Weights fit at any --output_stride. FILE.py:NAME builds its own backbone. (): it has no --model_args.

@@ -24,7 +24,7 @@ from data.guess import GUESSED, NoDataSetError, class_file, guess_flags
 from data.images.deep import any_header, read_values
 from data.images.reader import HAVE_8_BITS, ImageReader
 from data.images.stretch import NUM_IMAGES, READING, choose_reading
-from data.label_check import holds_only_255, infer_num_classes, spread
+from data.label_check import holds_only_255, infer_num_classes, seems_soft, spread
 from data.label_map import LabelMap, read_label_map
 from data.plain import find_flags
 from flags import describe
@@ -114,6 +114,10 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Counts, Findin
             counts.flags["label_map"], num_classes = "binary", 2
             facts = read(read_label_map("binary", num_classes))
             counts.notes.append("masks hold only 0 and 255: 255 is read as class 1")
+        elif not is_painted and seems_soft([mask.values for mask in train]):
+            counts.flags["label_map"], num_classes = "threshold", 2
+            facts = read(read_label_map("threshold", num_classes))
+            counts.notes.append("masks show an object with soft edges: values from 128 on are read as class 1")
     if not num_classes:
         num_classes = infer_num_classes({v for item in facts for label in item.labels.values() for v in label.classes})
     named = read_classes(counts.class_file, num_classes)
