@@ -34,6 +34,17 @@ def write_run(folder: Path, lines: list[dict], log: str = LOG + "done: 30 steps"
     return folder
 
 
+def test_the_score_that_decides_has_a_column(tmp_path, capsys):
+    """Of an object and its background, the IoU of the object decides, not the mIoU."""
+    worse = [{"kind": "val", "step": 10, "miou": 0.6, "iou": [0.9, 0.3], "share": [0.9, 0.1]}]
+    better = [{"kind": "val", "step": 10, "miou": 0.55, "iou": [0.7, 0.4], "share": [0.9, 0.1]}]
+    runs = [write_run(tmp_path / name, lines) for name, lines in (("a", worse), ("b", better), ("c", []))]
+    main([*map(str, runs), "--output", str(tmp_path / "page.html")])
+    table = [line.split() for line in capsys.readouterr().out.split("\n\n")[0].splitlines()[1:]]
+    assert " ".join(table[0]).startswith("run IoU of class 1 mIoU")
+    assert [row[:3] for row in table[1:]] == [["b", "40.00", "55.00"], ["a", "30.00", "60.00"], ["c", "-", "-"]]
+
+
 def lines_of(*mious: float, rate: float = 8.0, loss: float = 1.0) -> list[dict]:
     """A training line and a validation every 10 steps. The IoU of class 0 is the mIoU + 0.1, that of class 1 - 0.1."""
     lines = []

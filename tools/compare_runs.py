@@ -60,16 +60,18 @@ def read_run(folder: Path, name: str) -> Run:
     lines = [line for line in json_lines(folder / "metrics.jsonl") if line is not None]
     background = flags.get("background", "0")
 
-    def score(line: dict) -> float:
+    def score(line: dict) -> tuple[float, str]:
         names = [str(number) for number in range(len(line.get("iou") or []))]
-        _, value = deciding_score(line, names, int(background) if background.isdecimal() else None)
-        return -1.0 if value is None else value
+        name, value = deciding_score(line, names, int(background) if background.isdecimal() else None)
+        return -1.0 if value is None else value, name
 
     best = max((line for line in lines if line.get("miou") is not None), key=score, default={})
+    best_score, name_of_score = score(best) if best else (-1.0, "mIoU")
     rates = [rate for _, rate in _curve(lines, "images_per_s")]
     steps = max((line["step"] for line in lines), default=0)
     state, seconds, planned_steps = _read_log(folder / "train.log")
-    facts = {
+    facts = {name_of_score: _percent(best_score)} if best_score >= 0 else {}
+    facts |= {
         "mIoU": _percent(best.get("miou")),
         "at step": str(best.get("step", "-")),
         "steps": str(steps) if state == "done" or steps >= planned_steps else f"{steps} of {planned_steps}",
@@ -78,7 +80,7 @@ def read_run(folder: Path, name: str) -> Run:
         "state": state if best else f"{state}, no validation",
     }
     ious = _by_class(best.get("iou") or [], flags.get("classes", ""))
-    return Run(name, flags, _curve(lines, "loss"), _curve(lines, "miou"), score(best) if best else -1.0, facts, ious)
+    return Run(name, flags, _curve(lines, "loss"), _curve(lines, "miou"), best_score, facts, ious)
 
 
 def _curve(lines: list[dict], name: str) -> list[tuple[int, float]]:
