@@ -23,7 +23,8 @@ from data.images.reader import ImageReader
 from distributed.device import find_device
 from inference.export_check import compare_file, find_images, load_images
 from inference.export_graph import MIN_SIZE, WholeImage, trace
-from inference.export_onnx import OnnxModel, check_onnx, metadata_of, write_onnx
+from inference.export_onnx import check_onnx, metadata_of, write_onnx
+from inference.onnx_model import OnnxModel
 from inference.trained import TrainedModel, read_overrides
 from support.errors import UserError
 from support.files import NO_FOLDER, check_file, remove_scratch, writing

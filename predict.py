@@ -25,11 +25,11 @@ import torch
 
 from data.classes import Classes, read_classes
 from data.images import Header, several_frames
-from data.images.reader import HAVE_8_BITS
+from data.images.to_8_bits import HAVE_8_BITS
 from data.sampler import EvalBatches
 from distributed.group import Group
-from inference.export_onnx import OnnxModel
 from inference.inputs import attempt, film_hint, find_inputs, read_inputs
+from inference.onnx_model import OnnxModel
 from inference.outputs import PROBS_DTYPE, Outputs
 from inference.predictor import ImagePredictor, Step, each_batch, predict_batch
 from inference.trained import LOADER_FLAGS, inference_settings, load_on_ranks, run_program

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from data.images.reader import ImageReader
 from data.images.resize import shrink
 from inference.export_graph import whole_image_logits
-from inference.export_onnx import OnnxModel
+from inference.onnx_model import OnnxModel
 from inference.predictor import Predictor
 from inference.trained import TrainedModel
 from models.custom import CustomNetwork

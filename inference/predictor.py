@@ -21,7 +21,7 @@ from models.fold import fold_batch_norm
 from support.progress import progress_bar
 
 if TYPE_CHECKING:
-    from inference.export_onnx import OnnxModel
+    from inference.onnx_model import OnnxModel
 
 BAND_BYTES = 32 * 2**20  # probabilities of one band of rows; about six times as much is in use at once
 # A CPU is faster if its caches hold a band, and a pass's features: those of one window of 465, or of some small ones.

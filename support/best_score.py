@@ -25,3 +25,8 @@ def class_label(number: int, class_names: Sequence[str]) -> str:
     """Return a class's number and name for messages, such as "class 1 (car)"; "class 1" if it has no other name."""
     name = class_names[number]
     return f"class {number}" + (f" ({name})" if name != str(number) else "")
+
+
+def is_better(score: float, best_score: float) -> bool:
+    """Return whether a validation replaces best.pt: its score is above the best one of the run so far."""
+    return score > best_score

@@ -20,7 +20,8 @@ from data.classes import voc_colours
 from flags import as_dict, parse_flags
 from inference import export_graph
 from inference.export_check import compare_outputs
-from inference.export_onnx import KEYS, OnnxModel, metadata_of, write_onnx
+from inference.export_onnx import metadata_of, write_onnx
+from inference.onnx_model import KEYS, OnnxModel
 from inference.predictor import Predictor
 from inference.trained import TrainedModel
 from support.errors import UserError

@@ -82,7 +82,7 @@ def test_flags_are_frozen_and_only_settling_makes_others():
     # inference/trained.py settles the flags of a checkpoint for the programs that use one.
     assert callers("dataclasses.replace", "replace") & {"train.py", "utils.py"} == set()
     in_training = {file for file in callers("dataclasses.replace") if file.startswith("training/")}
-    assert in_training == {"training/settle.py", "training/data_flags.py"}
+    assert in_training == {f"training/{name}.py" for name in ("settle", "data_flags", "network_flags")}
 
 
 @pytest.mark.parametrize("dataset", ["ScribblePseudoDsDc", "Dense"])

@@ -14,8 +14,8 @@ from distributed.group import Group
 from flags import Config, check_flags, parse_flags
 from models.pretrained import load_start_weights
 from support.errors import UserError
-from training.settle import keep_network
-from training.start_weights import fit_network, network_of, new_part, read_start_file, read_start_weights
+from training.network_flags import fit_network, keep_network, new_part
+from training.start_weights import network_of, read_start_file, read_start_weights
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-import models
 from data.classes import FOLDERS, Classes, read_classes, read_preset
 from data.dataset import SegmentationDataset
 from data.images.deep import any_header
@@ -17,23 +16,22 @@ from data.layout import Split
 from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
-from flags import Config, as_dict, as_words, check_flags, describe, own_code
+from flags import Config, as_dict, check_flags, describe, own_code
 from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
 from flags.declare import per_rank
-from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS
 from models.memory import gpu_memory
 from support.errors import UserError
 from support.files import check_place
 from support.log import log
-from support.shell import quoted
 from support.user_code import load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
 from training.data import find_masks, find_training_files, prepare_demo_data, reading
 from training.data_flags import choose_classes, choose_image_reading, choose_layout, warn_of_other_class_names
+from training.network_flags import fit_network, keep_network, new_part
 from training.plan import Plan
 from training.record import folder, messages
-from training.start_weights import fit_network, new_part, read_start_file, read_start_weights
+from training.start_weights import read_start_file, read_start_weights
 
 
 def settle(cfg: Config, group: Group) -> Plan:
@@ -121,27 +119,6 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
         log.info(f"resuming {path}: {where}")
     return run_folder, resumed
-
-
-def keep_network(cfg: Config, resumed: Checkpoint) -> Config:
-    """Return the flags with the resumed run's network and the name of its start weights. Logs what changes.
-
-    Flags that are set stay, except --stride_in_1x1: with the wrong one all weights fit, and the results are wrong.
-    Raises UserError if the network or the loss, which take_recipe() keeps, is code that no flag names.
-    """
-    given = cfg.given - {"stride_in_1x1"}
-    code = {name: resumed.config.get(name, "") for name in ("model_type", "loss") if name not in given}
-    own_code.refuse_unnamed(code, {}, f"--resume {cfg.resume}")
-    unused = {"layers"} if resumed.config.get("backbone", models.RESNET) != models.RESNET else set()
-    kept = {*resumed.config} - given - unused
-    network = {name: resumed.config[name] for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in kept}
-    changed = {name: value for name, value in network.items() if value != getattr(cfg, name)}
-    if changed:
-        log.info(f"set to fit --resume {cfg.resume}: {quoted(as_words(changed))}")
-    started = resumed.config.get("pretrained", cfg.pretrained)
-    if started != cfg.pretrained and "pretrained" in cfg.typed:
-        log.info(f"--pretrained {cfg.pretrained} is not used: --resume brings the weights")
-    return dataclasses.replace(cfg, **network, pretrained=started)
 
 
 def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:

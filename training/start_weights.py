@@ -1,7 +1,6 @@
-"""Read the weights that a new run starts from (--pretrained), and fit its network to them."""
+"""Read the weights that a new run starts from (--pretrained)."""
 
 import contextlib
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import models
 from data.classes import read_classes
 from distributed.group import Group
 from flags import Config, as_words, fit_lorm, without_lorm
-from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS, MODEL_TYPES
+from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS
 from models import pretrained
 from models.custom import in_own_network
 from models.pretrained import StartWeights
@@ -64,52 +63,6 @@ def network_of(content: dict[str, Any]) -> dict[str, Any]:
     if saved.get("backbone", models.RESNET) != models.RESNET:
         network.pop("layers", None)
     return network | saved
-
-
-def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
-    """Return the flags with the network of the start weights, where the user's flags leave it open. Logs what changes.
-
-    found: {flag: value}, from read_start_file(). A head fits only its own backbone: so nothing is taken if another
-    --backbone or --layers is set, and no flag of the head if another one of them is set. With the wrong --stride_in_1x1
-    all weights fit, and the results are wrong: so the file's replaces the user's. A network of one's own fits only if
-    --model_type names it as the file does.
-    """
-    given = cfg.given
-
-    def is_other(name: str) -> bool:
-        return name in given & {*found} and _differs(cfg, found, name)
-
-    is_timm = found.get("backbone", models.RESNET) != models.RESNET
-    if is_own_network(cfg.model_type) or is_own_network(found.get("model_type", "")):
-        names = [] if found.get("model_type") != cfg.model_type else [*BACKBONE_FLAGS, "model_args"]
-    else:
-        names = [*BACKBONE_FLAGS] + ([] if any(map(is_other, HEAD_FLAGS)) else [*HEAD_FLAGS])
-    if any(map(is_other, ("backbone", "layers"))) or (is_timm and "layers" in given and "backbone" not in given):
-        names = []
-    network = {name: found[name] for name in names if name in found and name not in given}
-    if "model_type" in network:
-        network["model_type"] = fit_lorm(network["model_type"], cfg.dataset)
-    fitted = dataclasses.replace(cfg, **network)
-    stride = found.get("stride_in_1x1", cfg.stride_in_1x1)
-    if not is_timm and fitted.backbone == models.RESNET and fitted.layers >= 50 and fitted.model_type in MODEL_TYPES:
-        network["stride_in_1x1"] = stride
-    changed = {name: value for name, value in network.items() if value != getattr(cfg, name)}
-    if changed:
-        lost = "; not as set, because these weights need it" if changed.keys() & cfg.typed else ""
-        log.info(f"set to fit --pretrained {cfg.pretrained}: {quoted(as_words(changed))}{lost}")
-    return dataclasses.replace(cfg, **network)
-
-
-def new_part(cfg: Config, found: dict[str, Any]) -> str:
-    """Return the name of what the start weights leave random in the head; "" for nothing. found: see fit_network()."""
-    decide = {*found} - {"output_stride", "numclasses"}
-    if "model_type" not in found or any(_differs(cfg, found, name) for name in decide):
-        return "the head"
-    return "" if found.get("numclasses") == cfg.numclasses else "the head's last layer"
-
-
-def _differs(cfg: Config, found: dict[str, Any], name: str) -> bool:
-    return without_lorm(str(found[name])) != without_lorm(str(getattr(cfg, name)))
 
 
 def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> StartWeights | None:

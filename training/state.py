@@ -12,6 +12,7 @@ from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import LossScaler
 from models.pretrained import load_weights
+from support.best_score import is_better
 from support.errors import UserError
 from support.log import log
 from training.average import WeightAverage
@@ -98,7 +99,7 @@ class TrainState:
 
     def record_score(self, score: float) -> bool:
         """Record the score of a validation. Return whether it is above all earlier ones of the run."""
-        is_best = score > self.best_score
+        is_best = is_better(score, self.best_score)
         self.validated, self.best_score = self.step, max(self.best_score, score)
         self.validations_since_best = 0 if is_best else self.validations_since_best + 1
         return is_best

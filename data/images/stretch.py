@@ -11,7 +11,8 @@ import numpy as np
 
 from data.images import Header
 from data.images.deep import any_header, read_values
-from data.images.reader import HAVE_8_BITS, ImageReader, is_valid
+from data.images.reader import ImageReader
+from data.images.to_8_bits import HAVE_8_BITS, is_valid
 from data.label_check import spread
 from support.errors import UserError
 

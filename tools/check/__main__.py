@@ -22,8 +22,9 @@ if not __package__:  # started as a file from another folder: python PATH/tools/
 from data.classes import read_classes
 from data.guess import GUESSED, NoDataSetError, class_file, guess_flags
 from data.images.deep import any_header, read_values
-from data.images.reader import HAVE_8_BITS, ImageReader
+from data.images.reader import ImageReader
 from data.images.stretch import NUM_IMAGES, READING, choose_reading
+from data.images.to_8_bits import HAVE_8_BITS
 from data.label_check import holds_only_255, infer_num_classes, seems_soft, spread
 from data.label_map import LabelMap, read_label_map
 from data.plain import find_flags

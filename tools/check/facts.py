@@ -10,8 +10,9 @@ from PIL import Image
 
 from data.images import LABEL_MODES
 from data.images.files import MASK, is_tiff, jpeg_damage, label_values, lossy_codec, num_frames, opened, orientation
-from data.images.reader import HAVE_8_BITS, ImageReader
+from data.images.reader import ImageReader
 from data.images.stretch import sample
+from data.images.to_8_bits import HAVE_8_BITS
 from data.label_check import is_smoothed
 from data.label_map import UNLISTED, LabelMap
 from support.errors import UserError
