@@ -193,7 +193,7 @@ class ModelFlags:
     @property
     def architecture(self) -> dict:
         """Return the keyword arguments of models.build() beside model_type that say which weights the model has."""
-        names = {*BACKBONE_FLAGS, *HEAD_FLAGS} - {"model_type"}
+        names = (name for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name != "model_type")
         return {name: getattr(self, name) for name in names} | {"num_classes": self.numclasses}
 
     @property

@@ -90,6 +90,7 @@ LISTED = {
     "binary": {0: 0, 1: 1, 255: 1},
     "cityscapes": {value: CITYSCAPES.get(value, 255) for value in range(34)},
     "cocostuff": {value: number for number, value in enumerate(COCO)},
+    "threshold": {value: int(value >= 128) for value in range(256)},
 }
 
 

@@ -100,7 +100,7 @@ def test_weights_of_another_model_are_refused(demo_run, tmp_path):
     # A checkpoint of ours says which flags give its network.
     config = {"model_type": "deeplabv3p", "backbone": "timm:x", "layers": 34, "output_stride": 0}
     torch.save({"model": {"encoder.weight": torch.zeros(3)}, "config": config}, tmp_path / "ours.pt")
-    with pytest.raises(UserError, match=r"weights fits: use --backbone timm:x --model_type deeplabv3p \("):
+    with pytest.raises(UserError, match=r"weights fits: use --backbone timm:x --model_type deeplabv3p_lorm \("):
         demo_run(pretrained=tmp_path / "ours.pt", backbone="resnet")
     with pytest.raises(UserError, match=r"not a checkpoint of a run; to start from its weights use --pretrained"):
         demo_run(resume=path)
