@@ -72,13 +72,13 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     result = evaluate_split(predictor, loader, group, split, choose_images if flags.report else None)
     if not result.scores["pixels"]:
         raise UserError(f"--split {split}: none of its masks has a labelled pixel: there is nothing to score")
-    # The values in each mask. 255 is one of them if fewer pixels have a class than the mask has.
+    # The values of each mask, with 255 if some of its pixels have no class.
     labelled, sizes = result.counts[:, 1], loader.batch_sampler.sizes
     ignored = [{IGNORE} if row.sum() < np.prod(size) else set() for row, size in zip(labelled, sizes, strict=True)]
     values = [{*np.flatnonzero(row), *more} for row, more in zip(labelled, ignored, strict=True)]
     if number := sum(objects_as_255(values)):
         remedy = "--label_map binary" if cfg.numclasses == 2 else "a --label_map FILE"
-        problem = f"{number} of {len(dataset)} masks have only the values 0 and 255, and 255 is ignored"
+        problem = f"{number} of {len(dataset)} masks hold only 0 and 255, and 255 is ignored"
         log.warning(f"{problem}: if it is the object, map it to a class with {remedy}")
     log.info(table(result.scores_with_interval, classes.names))
     name, score = deciding_score(result.scores, classes.names, cfg.background_class)

@@ -162,7 +162,7 @@ class Trainer:
             # Validate after the previous step, if due. This is not at the end of the loop, because a signal may stop
             # the validation: the resumed run begins here, and repeats a validation that was not finished. After the
             # last step, close_epoch() validates.
-            if schedule.is_validation_due(state):
+            if schedule.is_step_validation_due(state):
                 state.average_batch_norm(self.group)  # all ranks must score and save the same model
                 score_line, is_best = self.validate()
                 log.info(f"{title}, step {state.step}: {score_line}")
@@ -196,8 +196,8 @@ class Trainer:
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        # progress: 0 to 1; the CRF loss grows with it. state.step would be wrong here: it also counts steps that a
-        # resumed run did with another global batch. steps_done() converts those to steps of today's batch.
+        # progress: 0 to 1; the CRF loss grows with it. With --epochs, state.step would be wrong after a resume with
+        # another global batch: steps_done() counts earlier steps in units of today's batch.
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
         # parts, (losses,): this rank's share of each loss in criterion.names. It adds up over micro-batches and ranks.
         parts, hits = torch.zeros(len(criterion.names), device=group.device), []

@@ -271,7 +271,7 @@ def get_state(
     state.keeps_gradients = raw_model.captured is not None
     if resumed is None:
         return state
-    is_beyond_end = resumed.samples > len(train_set) * cfg.repeat  # of equal lists: damage
+    is_beyond_end = resumed.samples > len(train_set) * cfg.repeat  # if lists are equal, it is damaged
     changed = ["training list"] if resumed.listing != state.listing or is_beyond_end else []
     changed += [f"--{name}" for name in ("seed", "repeat") if resumed.config[name] != getattr(cfg, name)]
     if resumed.samples and changed and not cfg.reset_data_offset:

@@ -146,7 +146,7 @@ def seems_soft(masks: Sequence[Mapping[int, int]]) -> bool:
     """
     pixels: Counter[int] = sum(map(Counter, masks), Counter())
     between = pixels.keys() - {0, IGNORE}
-    is_wide = {0, IGNORE} <= pixels.keys() and max(between, default=0) >= SOFT_VALUE
+    is_wide = {0, IGNORE} <= pixels.keys() and len(between) > MIN_VALUES and max(between) >= SOFT_VALUE
     return is_wide and pixels[0] + pixels[IGNORE] >= SOFT_SHARE * pixels.total()
 
 

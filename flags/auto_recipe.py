@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from support.labels import BACKGROUND, DENSE
+from support.labels import BACKGROUND, DENSE, OBJECT_MAPS
 from support.user_code import is_code, is_own_network
 
 # What the recipe may choose.
@@ -162,7 +162,7 @@ def choose_flags(
     # The loss and the classes.
     if flags["dataset"] in ("ScribbleOnly", "ScribblePseudo"):
         choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")
-    is_rest = flags["label_map"] == "binary"  # whatever its name is
+    is_rest = flags["label_map"] in OBJECT_MAPS  # whatever its name is
     if class_names and class_names[0].lower() not in BACKGROUND and not is_rest:
         is_slip = bool(difflib.get_close_matches(class_names[0].lower(), BACKGROUND, cutoff=0.8))
         choose("background", "none", f"class 0 is {class_names[0]}{', not background: is it misspelt?' * is_slip}")

@@ -64,7 +64,7 @@ class Flag:
 
     def _convert_one(self, value: Any, where: str) -> Any:
         word = as_word(value)
-        value = self.synonyms.get(word, value)
+        value = value if value is None else self.synonyms.get(word, value)
         if self.kind is bool:
             if word in ("true", "false") or (value is None and self.default is None):
                 return None if value is None else word == "true"

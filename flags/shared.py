@@ -50,7 +50,9 @@ class DataFlags:
     )
     label_suffix: str = flag("", "ending of label names, before .png, that image names lack, such as _mask")
     label_map: str = flag(
-        "", "map label values to class numbers by ade20k, binary, cityscapes, cocostuff or a FILE [none]", per_rank=True
+        "",
+        "map label values to class numbers by ade20k, binary, cityscapes, cocostuff, threshold or a FILE [none]",
+        per_rank=True,
     )
 
 

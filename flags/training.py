@@ -86,8 +86,8 @@ class TrainModelFlags:
     pretrained: str = flag(
         "imagenet",
         "start weights: imagenet (torchvision's newest: V2 for ResNet-50, 101 and 152), imagenet_v1 (V1, as CDSP), "
-        "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: torchvision's, a released CDSP one, "
-        "or ours, which also sets the flags of its network that you do not set",
+        "coco (a whole deeplabv3_torchvision with VOC's classes), none, or a FILE: ours, torchvision's or a released "
+        "CDSP one, which also sets the flags of its network that you do not set",
         never_empty=True,
         synonyms={name: name for name in (*DOWNLOADED, "none")},  # IMAGENET is no file
         renamed={"model_path": "--pretrained here, for start weights"},

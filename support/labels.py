@@ -1,6 +1,7 @@
 """What training samples hold: the maps of each --dataset, the value that is ignored, and the colour of padding."""
 
 IGNORE = 255  # in label maps: a pixel without a class
+OBJECT_MAPS = ("binary", "threshold")  # of --label_map: class 0 is the background, class 1 the object
 MEAN_COLOUR = (124, 116, 104)  # in images: padding. ImageNet's mean, RGB, 0..255
 
 # The label maps of a training sample, by --dataset.

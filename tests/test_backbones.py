@@ -152,7 +152,7 @@ def test_a_safetensors_file_is_read_whole_or_refused(tmp_path):
     file = tmp_path / "net.safetensors"
     safetensors.torch.save_file(content, file)
     cfg = replace(Config(), backbone="timm:test_efficientnet", model_type="deeplabv3p_multi", pretrained=str(file))
-    start = read_start_weights(cfg, Group(CPU), read_start_file(cfg, Group(CPU))[0])
+    start = read_start_weights(cfg, Group(CPU), *read_start_file(cfg, Group(CPU)))
     assert torch.equal(start.state_dict["backbone.body.conv_stem.weight"], content["conv_stem.weight"])
     claims = b'{"w":{"dtype":"F32","shape":[25000000000],"data_offsets":[0,100000000000]}}'
     for broken in (b"\x00" * 7, struct.pack("<Q", 2**60), struct.pack("<Q", len(claims)) + claims):

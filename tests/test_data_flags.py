@@ -98,7 +98,7 @@ def test_soft_edges_of_an_object_are_no_classes(tmp_path):
     classes = np.repeat(np.arange(200, dtype=np.uint8), 12).reshape(40, 60)  # 200 classes, and some ignored pixels
     classes[0, :5] = 255
     root = plain(tmp_path, soft, label(0, 255, height=40, width=60), val=soft)
-    with pytest.raises(UserError, match=r"such as .*masks/train/0\.png: add --label_map threshold; "):
+    with pytest.raises(UserError, match=r"such as .*masks/train/0\.png: add --label_map threshold; .* --label_map ''"):
         chosen(root)
     cfg, shares = chosen(root, "--label_map", "threshold")
     objects = (21 / 60 + 0.5) / 2  # 200 and 255 in one mask, half of the other one

@@ -173,7 +173,7 @@ def test_a_label_above_the_classes_has_a_remedy_that_works(run, data, tmp_path):
             "255 is ignored: if it is the object, map it to a class with --label_map binary",
         ),
         ([(0, 255)] * 3, 5, "255 is ignored: if it is the object, map it to a class with a --label_map FILE"),
-        ([(0, 255), (0, 1), (0, 1)], 2, "1 of 3 masks have only the values 0 and 255"),
+        ([(0, 255), (0, 1), (0, 1)], 2, "1 of 3 masks hold only 0 and 255"),
         ([(0, 255), (0, 1, 255), (0, 1)], 2, ""),  # one mask has 1 beside 255: there it means ignored
         ([(0,), (0,), (0, 1)], 2, ""),
     ],
@@ -183,7 +183,7 @@ def test_objects_of_255_that_the_model_ignores_are_warned_of(data, tmp_path, cap
         put(data / f"gt/{name}.png", label(*of_mask, height=120, width=160))
     checkpoint = random_checkpoint(tmp_path / "x.pt", num_classes, dataset_path="data", val_path="gt")
     score(checkpoint, tmp_path)
-    warnings = [line for line in capsys.readouterr().out.splitlines() if "only the values 0 and 255" in line]
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "hold only 0 and 255" in line]
     assert len(warnings) == bool(said)
     assert all(said in line for line in warnings)
     if said.endswith("binary"):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,10 +30,12 @@ def test_start_weights_for_classes_of_other_names_are_named(demo_root, tmp_path,
     cfg = parse_flags(flags(dataset_path=demo_root, pretrained=tmp_path / "x.pt", numclasses=2))
     cfg = replace(cfg, model_type="res50_ASPP")  # the same head, without LoRM
     for text in ("", "sky\nroad", "sky\nwater"):
-        read_start_weights(replace(cfg, texts={"classes": text}), Group(CPU), content)
+        read_start_weights(replace(cfg, texts={"classes": text}), Group(CPU), content, network_of(content))
     warning = f"--pretrained {tmp_path}/x.pt: its head was trained for classes of other names: 'road' is 'water' now"
     assert [line for line in caplog.messages if "other names" in line] == [warning]
-    read_start_weights(replace(cfg, numclasses=3, texts={"classes": "a\nb\nc"}), Group(CPU), content)  # a new head
+    read_start_weights(
+        replace(cfg, numclasses=3, texts={"classes": "a\nb\nc"}), Group(CPU), content, network_of(content)
+    )  # a new head
     assert caplog.messages.count(warning) == 1
 
 
@@ -56,6 +59,8 @@ OURS = {"model_type": "deeplabv3p_lorm", "backbone": "timm:x", "output_stride": 
         (CDSP, {}, {"model_type": "deeplabv3p_cdsp_lorm", "layers": 50, "stride_in_1x1": True}),
         (CDSP, {"layers": 101}, {"model_type": "res50_ASPP_lorm", "layers": 101, "stride_in_1x1": True}),
         (CDSP, {"layers": 18}, {"layers": 18, "stride_in_1x1": False}),
+        # The names of the weights are sure, an entry of another project's config is not.
+        ({"config": {"layers": 18}, "model": CDSP}, {}, {"layers": 50}),
         # A run's checkpoint: the demo has pseudo-labels, so the head keeps LoRM; with dense masks it has none.
         (OURS, {}, OURS | {"numclasses": 5}),
         (OURS, {"dataset": "Dense"}, OURS | {"numclasses": 5, "model_type": "deeplabv3p"}),
@@ -75,6 +80,7 @@ OURS = {"model_type": "deeplabv3p_lorm", "backbone": "timm:x", "output_stride": 
         ({"model_type": "net.py:Net"}, {}, {"model_type": "res50_ASPP_lorm"}),  # code that the user does not name
         (OWN, {"model_type": "net.py:Net"}, {"model_args": ("width=16",)}),
         (OWN, {"model_type": "other.py:Net"}, {"model_args": ()}),
+        (OWN | {"stride_in_1x1": False}, {"stride_in_1x1": True, "layers": 50}, {"stride_in_1x1": True}),
         ({"model_type": "smp:Unet", "layers": 34}, {"model_type": "smp:Unet"}, {"layers": 34}),
         # A head that this version does not have, beside a stride that its weights need.
         ({"model_type": "head_of_old", "layers": 50, "stride_in_1x1": True}, {}, {"stride_in_1x1": True}),
@@ -93,7 +99,8 @@ def test_the_network_is_that_of_the_start_weights_unless_the_user_sets_it(demo_r
 def test_weights_of_another_depth_are_named(theirs, layers, caplog):
     """All weights of ResNet-50 are in a ResNet-101 by name and shape."""
     cfg = replace(Config(), layers=layers, pretrained="x.pt")
-    start = read_start_weights(cfg, Group(CPU), torchvision.models.get_model(f"resnet{theirs}").state_dict())
+    content = torchvision.models.get_model(f"resnet{theirs}").state_dict()
+    start = read_start_weights(cfg, Group(CPU), content, network_of(content))
     load_start_weights(models.build("res50_ASPP", num_classes=4, layers=layers), start, cfg.network)
     assert re.search(rf"x.pt does not fit ResNet-{layers} \(\d+ .*\): use --layers {theirs}$", caplog.messages[0])
 
@@ -112,10 +119,14 @@ def test_flags_that_need_the_files_network_are_checked_once_it_is_known(demo_roo
 
 
 @pytest.mark.parametrize(("word", "meant"), [("ImageNet", "imagenet"), ("COCO", "coco"), ("None", "none")])
-def test_capitals_make_no_file_of_a_word(demo_root, word, meant):
+def test_capitals_make_no_file_of_a_word(demo_root, tmp_path, monkeypatch, word, meant):
+    monkeypatch.chdir(tmp_path)
     words = flags(dataset_path=demo_root, pretrained=word, model_type="deeplabv3_torchvision", layers=50)
     cfg = parse_flags(words)
     assert (cfg.pretrained, cfg.start_file) == (meant, "")
+    Path("run.yaml").write_text("pretrained:\n")  # says nothing: it is not "none"
+    with pytest.raises(UserError, match=r"pretrained"):
+        parse_flags([*flags(dataset_path=demo_root), "--config", "run.yaml"])
 
 
 def test_a_file_must_be_here(tmp_path, monkeypatch):
@@ -133,6 +144,7 @@ def test_a_resumed_run_keeps_the_name_of_its_start_weights(demo_root, caplog):
     saved = SimpleNamespace(config={"pretrained": "first.pt", "backbone": "timm:x", "layers": 50, "head_channels": 96})
     cfg = parse_flags(flags(dataset_path=demo_root, resume="auto", pretrained="second.pt", layers=18))
     kept = keep_network(cfg, saved)
+    assert "pretrained" not in kept.typed  # so that no check blames a value that nobody typed
     assert (kept.pretrained, kept.backbone, kept.head_channels) == ("first.pt", "timm:x", 96)
     assert caplog.messages == [
         "set to fit --resume auto: --backbone timm:x --head_channels 96",
@@ -147,7 +159,7 @@ def test_the_files_stride_replaces_a_set_one(demo_root, caplog):
     assert caplog.messages[0].startswith(
         "set to fit --pretrained x.pt: --model_type deeplabv3p_cdsp_lorm --stride_in_1x1"
     )
-    assert caplog.messages[0].endswith("; not as set, because these weights need it")
+    assert caplog.messages[0].endswith("; --stride_in_1x1 is not as you set it, because these weights need it")
 
 
 @pytest.mark.parametrize(
@@ -172,8 +184,11 @@ def test_what_is_new_gets_the_learning_rate_of_a_new_part(demo_root, content, wo
 def test_another_size_of_the_images_is_named(demo_root, caplog):
     caplog.set_level("INFO", logger="segtrain")
     content = {"config": {"model_type": "res50_ASPP", "long_side": 320}, "model": {}}
+    others = {"config": "x.yaml", "model": {"classifier.0.convs.0.0.weight": torch.zeros(1)}}  # another project's
     for long_side in (0, 320, 640):
         cfg = parse_flags(flags(dataset_path=demo_root, dataset="Dense", pretrained="x.pt", long_side=long_side))
-        read_start_weights(cfg, Group(CPU), content)
+        read_start_weights(cfg, Group(CPU), content, network_of(content))
+    other = replace(cfg, model_type="deeplabv3_torchvision")
+    read_start_weights(other, Group(CPU), others, network_of(others))
     said = [line for line in caplog.messages if "--long_side" in line]
     assert [line.rsplit("(")[1] for line in said] == ["not set now)", "now 640)"]

@@ -57,7 +57,7 @@ def test_deeplabv3_computes_what_torchvisions_does(theirs, file):
 def test_training_keeps_all_but_a_classifier_of_other_classes(demo_root, file, caplog):
     values = {"model_type": "deeplabv3_torchvision", "layers": 50, "numclasses": 5, "pretrained": file}
     cfg = parse_flags(flags(dataset_path=demo_root, **values))
-    start = read_start_weights(cfg, Group(CPU), checkpoint.read(file))
+    start = read_start_weights(cfg, Group(CPU), checkpoint.read(file), {})
     with caplog.at_level("INFO", "segtrain"):
         get_model(cfg, Group(CPU), start)
     # 53 convolutions of the ResNet and 7 of the head, each with a norm of 5 values.
@@ -74,4 +74,4 @@ def test_deeplabv3_of_the_paper_is_dilated_differently_and_refuses_the_file(demo
         TrainedModel(file, {"model_type": "deeplabv3", "numclasses": 21})
     cfg = parse_flags(flags(dataset_path=demo_root, model_type="deeplabv3", layers=50, pretrained=file))
     with pytest.raises(UserError, match=f"^--pretrained {message}$"):
-        read_start_weights(cfg, Group(CPU), checkpoint.read(file))
+        read_start_weights(cfg, Group(CPU), checkpoint.read(file), {})

@@ -181,7 +181,7 @@ def test_only_rank_0_loads_start_weights(demo_root, caplog):
     caplog.set_level("DEBUG", "segtrain")
     for rank in (0, 1):
         group = Group(CPU, rank=rank, world_size=2)
-        utils.get_model(cfg(demo_root), group, read_start_weights(cfg(demo_root), group, {}))
+        utils.get_model(cfg(demo_root), group, read_start_weights(cfg(demo_root), group, {}, {}))
     assert caplog.messages == ["start weights: random (--pretrained none)"]
 
 
@@ -206,7 +206,7 @@ def test_downloaded_weights_are_the_version_named(demo_root, monkeypatch, caplog
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", download)
     kind = "deeplabv3_torchvision" if pretrained == "coco" else "res50_ASPP"
     given = cfg(demo_root, layers=layers, pretrained=pretrained, model_type=kind)
-    model, _ = utils.get_model(given, ALONE, read_start_weights(given, ALONE, {}))
+    model, _ = utils.get_model(given, ALONE, read_start_weights(given, ALONE, {}, {}))
     assert [url.rpartition("/")[2] for url in urls] == [file]
     assert model.backbone.conv1.weight.abs().max() == 0
     message = caplog.messages[-1]  # after the warning that most of the backbone is missing

@@ -94,7 +94,8 @@ def main(argv: list[str] | None = None) -> None:
     runs = [read_run(folder, Path(os.path.relpath(folder, parent)).as_posix()) for folder in folders]
     runs.sort(key=lambda run: (-run.score, run.name))
     flags = differing_flags(runs)
-    titles = dict.fromkeys(title for run in runs for title in run.facts)
+    by_length = sorted(runs, key=lambda run: -len(run.facts))  # a score that decides is the first title
+    titles = dict.fromkeys(title for run in by_length for title in run.facts)
     facts = flags | {title: [run.facts.get(title, "-") for run in runs] for title in titles}
     ious = {name: [run.ious.get(name, "-") for run in runs] for run in runs for name in run.ious}
     tables = {"Runs": facts, "IoU of each class, at the best validation": ious}

@@ -150,7 +150,7 @@ def _flags(value: Any, where: str) -> dict:
     return {name: _convert(FLAGS[name], value, name) for name, value in known.items()}
 
 
-def network_flags(content: dict) -> dict[str, Any]:
+def saved_network(content: dict) -> dict[str, Any]:
     """Return {flag: value} of the network of a file of ours, and its number of classes.
 
     Of another project's file, those of its entries that we can use.

@@ -18,7 +18,7 @@ from data.layout import Split
 from distributed.group import Group
 from flags import Config, describe, usual_model
 from support.errors import UserError
-from support.labels import BACKGROUND, DENSE, IGNORE
+from support.labels import BACKGROUND, DENSE, IGNORE, OBJECT_MAPS
 from support.log import log
 from support.processes import ThreadPool
 from support.progress import progress_bar
@@ -112,9 +112,10 @@ def choose_classes(
         if may_be_object and "label_map" not in given:
             if seems_soft(train):
                 path = next(path for path, row in zip(paths, train, strict=True) if {*row} - {0, IGNORE})
-                problem = "masks have 0, 255 and few pixels between, as an object with soft edges has"
-                other = "for classes, export the masks without smoothing, or set --label_map FILE"
-                raise UserError(f"{problem}, such as {path}: add --label_map threshold; {other}")
+                problem = (
+                    f"the masks look like one object with soft edges: 0, 255 and some pixels between, such as {path}"
+                )
+                raise UserError(f"{problem}: add --label_map threshold; if the values are classes, add --label_map ''")
             _check_objects_as_255(train, val, paths)
             if holds_only_255(train):
                 choices["label_map"] = "binary", "masks hold only 0 and 255"
@@ -141,7 +142,7 @@ def warn_of_other_class_names(cfg: Config, classes: Classes, before: dict, other
     file = class_file(Path(cfg.dataset_path)) if cfg.dataset_path else ""
     is_same = os.path.realpath(cfg.dataset_path) == os.path.realpath(before.get("dataset_path") or "")
     is_chosen = is_same and os.path.realpath(cfg.classes) != os.path.realpath(file)  # by the run
-    is_mapped = cfg.label_map not in ("", "binary")  # the file may name the labels before
+    is_mapped = cfg.label_map not in ("", *OBJECT_MAPS)  # the file may name the labels before
     if not file or not cfg.classes or is_chosen or is_mapped or cfg.classes != before.get("classes"):
         return
     try:

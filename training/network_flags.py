@@ -1,14 +1,14 @@
-"""The flags of the network, as a resumed run or a file of start weights has it."""
+"""Set the network's flags to those of a resumed run, or of a file of start weights."""
 
 import dataclasses
 from typing import Any
 
 import models
 from flags import Config, as_words, fit_lorm, own_code, without_lorm
-from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS, MODEL_TYPES
+from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS
 from support.log import log
 from support.shell import quoted
-from support.user_code import is_own_network
+from support.user_code import is_code, is_own_network
 from training.checkpoint_content import Checkpoint
 
 
@@ -30,16 +30,16 @@ def keep_network(cfg: Config, resumed: Checkpoint) -> Config:
     started = resumed.config.get("pretrained", cfg.pretrained)
     if started != cfg.pretrained and "pretrained" in cfg.typed:
         log.info(f"--pretrained {cfg.pretrained} is not used: --resume brings the weights")
-    return dataclasses.replace(cfg, **network, pretrained=started)
+    return dataclasses.replace(cfg, **network, pretrained=started, typed=cfg.typed - {"pretrained"})
 
 
 def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
     """Return the flags with the network of the start weights, where the user's flags leave it open. Logs what changes.
 
-    found: {flag: value}, from read_start_file(). A head fits only its own backbone: so nothing is taken if another
-    --backbone or --layers is set, and no flag of the head if another one of them is set. With the wrong --stride_in_1x1
-    all weights fit, and the results are wrong: so the file's replaces the user's. A network of one's own fits only if
-    --model_type names it as the file does.
+    found: {flag: value}, from read_start_file(). With the wrong --stride_in_1x1 all weights fit, and the results are
+    wrong: so the file's replaces the user's. A head fits only its own backbone: if another --backbone or --layers is
+    set, nothing else is taken; if another head is set, no flag of the head. A network of one's own fits only if
+    --model_type names it as the file does; FILE.py:NAME takes only --model_args.
     """
     given = cfg.given
 
@@ -47,8 +47,10 @@ def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
         return name in given & {*found} and _differs(cfg, found, name)
 
     is_timm = found.get("backbone", models.RESNET) != models.RESNET
-    if is_own_network(cfg.model_type) or is_own_network(found.get("model_type", "")):
-        names = [] if found.get("model_type") != cfg.model_type else [*BACKBONE_FLAGS, "model_args"]
+    is_own = is_own_network(cfg.model_type) or is_own_network(found.get("model_type", ""))
+    if is_own:
+        names = ["model_args"] + ([] if is_code(cfg.model_type) else [*BACKBONE_FLAGS])
+        names = names if found.get("model_type") == cfg.model_type else []
     else:
         names = [*BACKBONE_FLAGS] + ([] if any(map(is_other, HEAD_FLAGS)) else [*HEAD_FLAGS])
     if any(map(is_other, ("backbone", "layers"))) or (is_timm and "layers" in given and "backbone" not in given):
@@ -57,12 +59,12 @@ def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
     if "model_type" in network:
         network["model_type"] = fit_lorm(network["model_type"], cfg.dataset)
     fitted = dataclasses.replace(cfg, **network)
-    stride = found.get("stride_in_1x1", cfg.stride_in_1x1)
-    if not is_timm and fitted.backbone == models.RESNET and fitted.layers >= 50 and fitted.model_type in MODEL_TYPES:
-        network["stride_in_1x1"] = stride
+    if not is_own and not is_timm and fitted.backbone == models.RESNET and fitted.layers >= 50:
+        network["stride_in_1x1"] = found.get("stride_in_1x1", cfg.stride_in_1x1)
     changed = {name: value for name, value in network.items() if value != getattr(cfg, name)}
     if changed:
-        lost = "; not as set, because these weights need it" if changed.keys() & cfg.typed else ""
+        is_replaced = "stride_in_1x1" in changed.keys() & given
+        lost = "; --stride_in_1x1 is not as you set it, because these weights need it" if is_replaced else ""
         log.info(f"set to fit --pretrained {cfg.pretrained}: {quoted(as_words(changed))}{lost}")
     return dataclasses.replace(cfg, **network)
 

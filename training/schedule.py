@@ -70,7 +70,7 @@ class Schedule:
             return state.step >= self.cfg.max_steps and state.validated == state.step
         return state.epoch >= self.cfg.epochs
 
-    def is_validation_due(self, state: TrainState) -> bool:
+    def is_step_validation_due(self, state: TrainState) -> bool:
         """Return whether a validation is due after the previous step and was not done yet.
 
         --val_step_frequency and --val_start_epoch decide.
@@ -85,7 +85,7 @@ class Schedule:
             return False
         is_run_over = state.step >= cfg.max_steps if cfg.max_steps else epochs_done == cfg.epochs
         due = _is_due(epochs_done, cfg.val_epoch_frequency) and epochs_done > cfg.val_start_epoch
-        return is_run_over or due or self.is_validation_due(state)
+        return is_run_over or due or self.is_step_validation_due(state)
 
     def is_step_save_due(self, state: TrainState) -> bool:
         return _is_due(state.step, self.cfg.save_step_frequency)

@@ -18,7 +18,9 @@ from distributed.group import Group
 from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags, describe, own_code
 from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
+from flags.conflicts import check_backbone, check_effects
 from flags.declare import per_rank
+from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS
 from models.memory import gpu_memory
 from support.errors import UserError
 from support.files import check_place
@@ -46,10 +48,12 @@ def settle(cfg: Config, group: Group) -> Plan:
     # 1. What the flags name: the checkpoint to resume or start from, the files of both splits, the classes.
     prepare_demo_data(cfg, group)
     cfg = choose_layout(cfg, group)
-    run_folder, resumed = find_run(cfg, group)  # with --reset_data_offset: None, and the checkpoint
+    run_folder, resumed = find_run(cfg, group)  # with --reset_data_offset, run_folder is None
     # The recipe fits crop and batch to the network. The start weights are prepared for the final flags, below.
     start_content, network = ({}, {}) if resumed else read_start_file(cfg, group)
     cfg = keep_network(cfg, resumed) if resumed else fit_network(cfg, network)
+    check_backbone(cfg)
+    check_effects(cfg, cfg.typed & {*BACKBONE_FLAGS, *HEAD_FLAGS})
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
     if run_folder is None and group.is_main:  # if this raises, the other ranks end too (distributed/lifeline.py)
         data = [path for split in files.values() for path in split.folders.values()]
@@ -67,7 +71,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     cfg = take_recipe(cfg, group, files["train"], classes, shares, resumed, new_part(cfg, network))
     cfg = split_batchsize(cfg, group)
     cfg = dataclasses.replace(cfg, amp=resolve_amp(cfg.amp, group, resumed.config["amp"] if resumed else ""))
-    start_weights = None if resumed else read_start_weights(cfg, group, start_content)
+    start_weights = None if resumed else read_start_weights(cfg, group, start_content, network)
     check_flags(cfg, is_final=True)
     return Plan(cfg, classes, files, run_folder, resumed, start_weights)
 
@@ -159,12 +163,12 @@ def take_recipe(
     classes: Classes,
     shares: np.ndarray,
     resumed: Checkpoint | None,
-    new_part: str,
+    new: str,
 ) -> Config:
     """Return the flags with the recipe's values for those that are not set. Collective.
 
-    files: the training data. shares: see choose_classes(). new_part: see start_weights.new_part(). A resumed run keeps
-    the checkpoint's values.
+    files: the training data. shares: see choose_classes(). new: see network_flags.new_part(). A resumed run keeps the
+    checkpoint's values.
     """
     given = cfg.given
 
@@ -182,7 +186,7 @@ def take_recipe(
         long_side, _ = suggest_long_side(sizes, cfg.crop_size if "crop_size" in given else device.crop_size)
         options: dict = {"memory": memory, "world_size": group.world_size, "large": long_side}
         options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}
-        options |= {"new_part": new_part, "device": device, "num_images": len(files.files), "sizes": sizes}
+        options |= {"new_part": new, "device": device, "num_images": len(files.files), "sizes": sizes}
         recipe = partial(choose_flags, as_dict(cfg), **options)
         choices, without_length = recipe(given=given), recipe(given=given - (LENGTH & cfg.typed))
         return choices, {name: choice for name, choice in without_length.items() if name in LEARNING - {*choices}}

@@ -17,7 +17,7 @@ from support.log import log
 from support.shell import import_extra, quoted
 from support.user_code import is_code, is_own_network
 from training import checkpoint
-from training.checkpoint_content import naming_flag, network_flags
+from training.checkpoint_content import naming_flag, saved_network
 
 
 def read_start_file(cfg: Config, group: Group) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -59,23 +59,25 @@ def network_of(content: dict[str, Any]) -> dict[str, Any]:
     network: dict[str, Any] = {"backbone": models.RESNET, "layers": depth} if depth else {}
     network |= {"model_type": model_type} if model_type else {}
     network |= {"stride_in_1x1": True} if pretrained.is_cdsp_file(weights) else {}
-    saved = network_flags(content)
+    saved = saved_network(content)
     if saved.get("backbone", models.RESNET) != models.RESNET:
         network.pop("layers", None)
-    return network | saved
+    return saved | network if "layers" in network else network | saved
 
 
-def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> StartWeights | None:
+def read_start_weights(
+    cfg: Config, group: Group, content: dict[str, Any], network: dict[str, Any]
+) -> StartWeights | None:
     """Return the weights of --pretrained on rank 0, None on other ranks. Collective.
 
-    content: from read_start_file(). Raises UserError if weights cannot be downloaded, do not fit a timm network, or are
-    torchvision's DeepLabV3 and --model_type is not.
+    content, network: from read_start_file(). Raises UserError if weights cannot be downloaded, do not fit a timm
+    network, or are torchvision's DeepLabV3 and --model_type is not.
     """
     if cfg.freeze_backbone and cfg.pretrained == "none":
         log.warning(f"--freeze_backbone {cfg.freeze_backbone} with --pretrained none: frozen weights stay random")
 
     def read() -> StartWeights:
-        weights, network = _read_weights(cfg, content), network_of(content)
+        weights = _read_weights(cfg, content)
         names = _class_names(content.get("texts"))
         other_names = [(old, new) for old, new in zip(names, _class_names(cfg.texts), strict=False) if old != new]
         is_same_head = without_lorm(network.get("model_type", "")) == without_lorm(cfg.model_type)
@@ -83,15 +85,15 @@ def read_start_weights(cfg: Config, group: Group, content: dict[str, Any]) -> St
             old, new = other_names[0]
             problem = f"its head was trained for classes of other names: {old!r} is {new!r} now"
             log.warning(f"--pretrained {cfg.pretrained}: {problem}")
-        long_side = content["config"].get("long_side", 0) if "model_type" in network and "config" in content else 0
+        saved = content.get("config")
+        long_side = saved.get("long_side", 0) if isinstance(saved, dict) and "model_type" in saved else 0
         if long_side and long_side != cfg.long_side:
             now = f"now {cfg.long_side}" if cfg.long_side else "not set now"
             log.info(f"--pretrained {cfg.pretrained} was trained with --long_side {long_side} ({now})")
-        if "model_type" in network:
-            network["model_type"] = fit_lorm(network["model_type"], cfg.dataset)
+        kind = {"model_type": fit_lorm(network["model_type"], cfg.dataset)} if "model_type" in network else {}
         # Weights fit at any --output_stride. FILE.py:NAME builds its own backbone. (): it has no --model_args.
         decide = {"model_args"} if is_code(cfg.model_type) else {*BACKBONE_FLAGS, *HEAD_FLAGS} - {"output_stride"}
-        other = {name: network[name] for name in network if name in decide}
+        other = {name: value for name, value in (network | kind).items() if name in decide}
         other = {name: value for name, value in other.items() if value not in ((), getattr(cfg, name))}
         return weights._replace(other_flags=quoted(as_words(other)))
 

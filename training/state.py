@@ -100,7 +100,7 @@ class TrainState:
     def record_score(self, score: float) -> bool:
         """Record the score of a validation. Return whether it is above all earlier ones of the run."""
         is_best = is_better(score, self.best_score)
-        self.validated, self.best_score = self.step, max(self.best_score, score)
+        self.validated, self.best_score = self.step, score if is_best else self.best_score
         self.validations_since_best = 0 if is_best else self.validations_since_best + 1
         return is_best
 

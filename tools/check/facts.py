@@ -119,7 +119,7 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
     if codec or frames > 1:
         add(("mask-lossy", codec) if codec else ("mask-frames", f"{frames} frames"))
     elif mode in LABEL_MODES:
-        is_smooth, unlisted = is_smoothed(pixels), dict[int, int]()
+        unlisted = dict[int, int]()
         if label_map is not None:
             mapped = label_map.look_up(pixels)
             unlisted = _count(pixels[mapped == UNLISTED])
@@ -128,7 +128,7 @@ def _measure_label(path: Path, label_map: LabelMap | None) -> LabelFacts:
         if label_map is None:
             used = {value: bytes(palette[3 * value : 3 * value + 3]).hex() for value in facts.classes}
             facts.palette = {value: f"#{colour}" for value, colour in used.items() if colour}
-        if is_smooth:
+        if is_smoothed(pixels):
             add(("mask-smoothed", f"{len(facts.values)} values"))
         if unlisted:
             add(("label-not-listed", f"{first_six(list(unlisted))} in {sum(unlisted.values())} pixel(s)"))
