@@ -30,13 +30,18 @@ def has_native_bf16(device: torch.device) -> bool:
 def _bf16_is_faster() -> bool:
     """Return whether this CPU convolves faster in bf16. Takes a tenth of a second.
 
-    By AVX512-BF16, AMD's Zen 4 does, but an Intel CPU whose AMX is hidden by a virtual machine takes longer.
+    By AVX512-BF16, AMD's Zen 4 does, but an Intel CPU whose AMX is hidden by a virtual machine takes longer. On a busy
+    machine threads wait for each other, and the answer would change from start to start: so measure one thread.
     """
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        x, weight = torch.ones(1, 128, 48, 48, dtype=dtype), torch.ones(128, 128, 3, 3, dtype=dtype)
-        convolve = functools.partial(F.conv2d, x, weight, padding=1)
-        seconds[dtype] = min(timeit.repeat(convolve, number=1, repeat=5))
+    seconds, num_threads = {}, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            x, weight = torch.ones(1, 128, 48, 48, dtype=dtype), torch.ones(128, 128, 3, 3, dtype=dtype)
+            convolve = functools.partial(F.conv2d, x, weight, padding=1)
+            seconds[dtype] = min(timeit.repeat(convolve, number=1, repeat=10))
+    finally:
+        torch.set_num_threads(num_threads)
     return seconds[torch.bfloat16] < seconds[torch.float32]
 
 
