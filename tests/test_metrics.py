@@ -175,6 +175,7 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
         now[0] += 10 if step else 1000  # of the first step
         log_step(metrics, 3, 11 + step, float(step))
     metrics.end_epoch()
+    assert metrics._bar.postfix.endswith(", run: 4 min left")  # the bar itself shows the time left in the epoch
     assert metrics.loss_text() == "loss 2.000"  # the mean of 0, 1, 2, 3, 4
     assert metrics.pace.text(2, LOADER) == "17 min, 4 min left, 0.00962 images/s"  # 10 images in 1040 s
     metrics.pace.run_steps = 5

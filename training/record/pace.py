@@ -42,16 +42,21 @@ class Pace:
         """Exclude the time of a validation from the rate. After the last step, this has no effect."""
         self._came_at += seconds
 
+    def run_left(self) -> str:
+        """Return the run's time left as text; "" if it is not known yet, or if no step is left."""
+        left = self.run_steps - self._steps_done
+        if self._steps_done < 2 or left <= 0:
+            return ""
+        return duration(left * (time.perf_counter() - self._first_step_at) / (self._steps_done - 1))
+
     def text(self, batch: int, loader: DataLoader) -> str:
         """Return an epoch's time, the run's time left if known, the epoch's rate and, if the loader is slow, advice.
 
         Such as "40 s, 12 min left, 8.1 images/s: 34% of the time is waiting for the loader: raise --workers (now 2)".
         The rank that waited most counts, because the others wait for it. batch: images per step. Collective.
         """
-        now, left = time.perf_counter(), self.run_steps - self._steps_done
-        text = duration(now - self._epoch_start)
-        if self._steps_done > 1 and left > 0:
-            text += f", {duration(left * (now - self._first_step_at) / (self._steps_done - 1))} left"
+        text = duration(time.perf_counter() - self._epoch_start)
+        text += f", {left} left" if (left := self.run_left()) else ""
         waiting, total = max(self.group.gather(self._waiting)), self._stepping + self._waiting
         if total:
             text += f", {batch * self._num_steps / total:.3g} images/s"
