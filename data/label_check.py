@@ -1,6 +1,5 @@
 """Check the labels before training, by a sample of them."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -144,10 +143,12 @@ def seems_soft(masks: Sequence[Mapping[int, int]]) -> bool:
 
     Class numbers seldom reach SOFT_VALUE while 0 and 255 together fill most pixels.
     """
-    pixels: Counter[int] = sum(map(Counter, masks), Counter())
-    between = pixels.keys() - {0, IGNORE}
-    is_wide = {0, IGNORE} <= pixels.keys() and len(between) > MIN_VALUES and max(between) >= SOFT_VALUE
-    return is_wide and pixels[0] + pixels[IGNORE] >= SOFT_SHARE * pixels.total()
+    values = set().union(*masks)
+    between = values - {0, IGNORE}
+    if not {0, IGNORE} <= values or len(between) <= MIN_VALUES or max(between) < SOFT_VALUE:
+        return False
+    pixels = sum(sum(mask.values()) for mask in masks)
+    return sum(mask.get(0, 0) + mask.get(IGNORE, 0) for mask in masks) >= SOFT_SHARE * pixels
 
 
 def objects_as_255(masks: Sequence[Iterable[int]]) -> list[bool]:

@@ -151,14 +151,14 @@ def _flags(value: Any, where: str) -> dict:
 
 
 def saved_network(content: dict) -> dict[str, Any]:
-    """Return {flag: value} of the network of a file of ours, and its number of classes.
+    """Return {flag: value} of the network of a file of ours, and its --numclasses and --long_side.
 
     Of another project's file, those of its entries that we can use.
     """
     saved, found = content.get("config"), {}
     if not isinstance(saved, dict):
         return {}
-    for name in (*BACKBONE_FLAGS, *HEAD_FLAGS, "numclasses"):
+    for name in (*BACKBONE_FLAGS, *HEAD_FLAGS, "numclasses", "long_side"):
         if name in saved:
             with contextlib.suppress(UserError):  # another project's, or a head of another version
                 found[name] = _convert(FLAGS[name], saved[name], name)

@@ -43,17 +43,15 @@ def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
     """
     given = cfg.given
 
-    def is_other(name: str) -> bool:
-        return name in given & {*found} and _differs(cfg, found, name)
-
+    others = differing(cfg, found).keys() & given
     is_timm = found.get("backbone", models.RESNET) != models.RESNET
     is_own = is_own_network(cfg.model_type) or is_own_network(found.get("model_type", ""))
     if is_own:
         names = ["model_args"] + ([] if is_code(cfg.model_type) else [*BACKBONE_FLAGS])
         names = names if found.get("model_type") == cfg.model_type else []
     else:
-        names = [*BACKBONE_FLAGS] + ([] if any(map(is_other, HEAD_FLAGS)) else [*HEAD_FLAGS])
-    if any(map(is_other, ("backbone", "layers"))) or (is_timm and "layers" in given and "backbone" not in given):
+        names = [*BACKBONE_FLAGS] + ([] if others & {*HEAD_FLAGS} else [*HEAD_FLAGS])
+    if others & {"backbone", "layers"} or (is_timm and "layers" in given and "backbone" not in given):
         names = []
     network = {name: found[name] for name in names if name in found and name not in given}
     if "model_type" in network:
@@ -71,11 +69,16 @@ def fit_network(cfg: Config, found: dict[str, Any]) -> Config:
 
 def new_part(cfg: Config, found: dict[str, Any]) -> str:
     """Return the name of what the start weights leave random in the head; "" for nothing. found: see fit_network()."""
-    decide = {*found} - {"output_stride", "numclasses"}
-    if "model_type" not in found or any(_differs(cfg, found, name) for name in decide):
+    if "model_type" not in found or differing(cfg, found):
         return "the head"
     return "" if found.get("numclasses") == cfg.numclasses else "the head's last layer"
 
 
-def _differs(cfg: Config, found: dict[str, Any], name: str) -> bool:
-    return without_lorm(str(found[name])) != without_lorm(str(getattr(cfg, name)))
+def differing(cfg: Config, found: dict[str, Any]) -> dict[str, Any]:
+    """Return {flag: value} of the start weights' network where this run has another. found: see fit_network().
+
+    Weights fit at any --output_stride, and LoRM is no part of the head: neither counts.
+    """
+    names = [name for name in (*BACKBONE_FLAGS, *HEAD_FLAGS) if name in found and name != "output_stride"]
+    ours = {name: without_lorm(str(getattr(cfg, name))) for name in names}
+    return {name: found[name] for name in names if without_lorm(str(found[name])) != ours[name]}

@@ -52,6 +52,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     # The recipe fits crop and batch to the network. The start weights are prepared for the final flags, below.
     start_content, network = ({}, {}) if resumed else read_start_file(cfg, group)
     cfg = keep_network(cfg, resumed) if resumed else fit_network(cfg, network)
+    # check_flags() does this again at the end; a wrong flag is refused here before the labels are read.
     check_backbone(cfg)
     check_effects(cfg, cfg.typed & {*BACKBONE_FLAGS, *HEAD_FLAGS})
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}

@@ -1,6 +1,7 @@
 """Read the weights that a new run starts from (--pretrained)."""
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import models
 from data.classes import read_classes
 from distributed.group import Group
 from flags import Config, as_words, fit_lorm, without_lorm
-from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS
 from models import pretrained
 from models.custom import in_own_network
 from models.pretrained import StartWeights
@@ -18,6 +18,7 @@ from support.shell import import_extra, quoted
 from support.user_code import is_code, is_own_network
 from training import checkpoint
 from training.checkpoint_content import naming_flag, saved_network
+from training.network_flags import differing
 
 
 def read_start_file(cfg: Config, group: Group) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -40,19 +41,20 @@ def read_start_file(cfg: Config, group: Group) -> tuple[dict[str, Any], dict[str
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
-    safetensors = import_extra("safetensors.torch", extra="timm", feature=f"{path}: reading it")
+    need = partial(import_extra, extra="timm", feature=f"{path}: reading it")
+    safetensors, loader = need("safetensors"), need("safetensors.torch")
     try:
-        return safetensors.load_file(path)
+        return loader.load_file(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or in_one_line(error)})") from None
-    except Exception as error:  # SafetensorError has no base class of its own
+    except safetensors.SafetensorError as error:
         raise UserError(f"{path}: not an intact safetensors file ({in_one_line(error)})") from None
 
 
 def network_of(content: dict[str, Any]) -> dict[str, Any]:
     """Return {flag: value} of the network that a file's weights belong to, as far as their names and its flags tell.
 
-    A file of ours also tells its number of classes.
+    A file of ours also tells --numclasses and --long_side.
     """
     weights = pretrained.weights_in(content)
     depth, model_type = pretrained.resnet_depth(weights), pretrained.released_type(weights)
@@ -85,16 +87,16 @@ def read_start_weights(
             old, new = other_names[0]
             problem = f"its head was trained for classes of other names: {old!r} is {new!r} now"
             log.warning(f"--pretrained {cfg.pretrained}: {problem}")
-        saved = content.get("config")
-        long_side = saved.get("long_side", 0) if isinstance(saved, dict) and "model_type" in saved else 0
+        long_side = network.get("long_side", 0)
         if long_side and long_side != cfg.long_side:
             now = f"now {cfg.long_side}" if cfg.long_side else "not set now"
             log.info(f"--pretrained {cfg.pretrained} was trained with --long_side {long_side} ({now})")
-        kind = {"model_type": fit_lorm(network["model_type"], cfg.dataset)} if "model_type" in network else {}
-        # Weights fit at any --output_stride. FILE.py:NAME builds its own backbone. (): it has no --model_args.
-        decide = {"model_args"} if is_code(cfg.model_type) else {*BACKBONE_FLAGS, *HEAD_FLAGS} - {"output_stride"}
-        other = {name: value for name, value in (network | kind).items() if name in decide}
-        other = {name: value for name, value in other.items() if value not in ((), getattr(cfg, name))}
+        other = differing(cfg, network)
+        if "model_type" in other:
+            other["model_type"] = fit_lorm(other["model_type"], cfg.dataset)
+        # FILE.py:NAME builds its own backbone. (): it has no --model_args.
+        useful = {"model_args"} if is_code(cfg.model_type) else {*other}
+        other = {name: value for name, value in other.items() if name in useful and value != ()}
         return weights._replace(other_flags=quoted(as_words(other)))
 
     return group.run_on_rank_0(read, f"loading --pretrained {cfg.pretrained}")

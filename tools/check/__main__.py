@@ -111,14 +111,16 @@ def check(root: Path, *, workers: int = 0, **flags: Any) -> tuple[Counts, Findin
     if dataset in DENSE and not label_map and num_classes in (None, 2):
         train = [item.labels["mask"] for item in facts if of_train & set(item.splits) and "mask" in item.labels]
         is_painted = any(mask.colours for mask in train)  # white may be one of the colours then
-        if not is_painted and holds_only_255([mask.values for mask in train]):  # as train.py
-            counts.flags["label_map"], num_classes = "binary", 2
-            facts = read(read_label_map("binary", num_classes))
-            counts.notes.append("masks hold only 0 and 255: 255 is read as class 1")
-        elif not is_painted and seems_soft([mask.values for mask in train]):
-            counts.flags["label_map"], num_classes = "threshold", 2
-            facts = read(read_label_map("threshold", num_classes))
-            counts.notes.append("masks show an object with soft edges: values from 128 on are read as class 1")
+        values = [mask.values for mask in train]
+        preset = ""
+        if holds_only_255(values):  # as train.py
+            preset, note = "binary", "masks hold only 0 and 255: 255 is read as class 1"
+        elif seems_soft(values):
+            preset, note = "threshold", "masks show an object with soft edges: values from 128 on are read as class 1"
+        if preset and not is_painted:
+            counts.flags["label_map"], num_classes = preset, 2
+            facts = read(read_label_map(preset, num_classes))
+            counts.notes.append(note)
     if not num_classes:
         num_classes = infer_num_classes({v for item in facts for label in item.labels.values() for v in label.classes})
     named = read_classes(counts.class_file, num_classes)
