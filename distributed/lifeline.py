@@ -153,8 +153,9 @@ class Lifeline:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; elsewhere the system's own limit counts
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * ANSWER_SECONDS)
         self.heard[line] = name, self.ticks
-        self.readers[line] = reader = threading.Thread(target=self._read, args=(line, messages, name), daemon=True)
+        reader = threading.Thread(target=self._read, args=(line, messages, name), daemon=True)
         reader.start()
+        self.readers[line] = reader  # only now: _wait_for_others() joins each listed thread, which must have started
 
     def _watch(self) -> None:
         """Tell the others that this process is alive, and end it if one of them stands still."""

@@ -175,13 +175,15 @@ def test_failure_sent_together_with_the_greeting_is_told(monkeypatch, capsys):
 
 def test_rank_that_fails_ends_after_the_others_have_read_why(monkeypatch):
     """Its traceback is then the last output. And rank 0 serves the store, which the others may still need."""
+    start_thread = threading.Thread.start
     monkeypatch.setattr(lifeline, "LEAVE_SECONDS", 60)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (time.sleep(0.3), start_thread(thread)))  # a busy CPU
     with lifeline_to_rank_0() as (rank0, line):
         line.sendall(b"alive rank 1 (a, process 7)\n")
         wait_until(lambda: rank0.readers, [])
         rank0.stop_listening()
         failing = threading.Thread(target=rank0.publish, args=(2, "a cause"))
-        failing.start()
+        start_thread(failing)
         assert "failed 2 on rank 0: a cause" in lifeline.messages_of(line)
         failing.join(1)
         assert failing.is_alive()  # until rank 1 leaves

@@ -57,8 +57,9 @@ class Writer:
         """
         self.wait()
         copy = _copy_to_cpu(vars(content))
-        self._thread = threading.Thread(target=self._write, args=(copy, paths, keep, report), name=WRITER)
-        self._thread.start()
+        thread = threading.Thread(target=self._write, args=(copy, paths, keep, report), name=WRITER)
+        thread.start()
+        self._thread = thread  # only now: a thread that could not start cannot be joined
 
     def join(self, seconds: float) -> None:
         """Wait at most `seconds` until the last write is done or has failed."""
