@@ -1,6 +1,6 @@
 """Train a semantic-segmentation model from scribbles or dense masks.
 
-python train.py                                  # one device; without data, on images that it draws
+python train.py                                  # one device; without your data, on generated images
 python train.py --dataset_path VOC2012           # your data
 bash train_torchrun.sh --dataset_path VOC2012    # one run on all GPUs of this machine
 torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:PORT train.py --dataset_path VOC2012
@@ -67,9 +67,10 @@ def main(argv: list[str] | None = None) -> int:
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
         # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run is the outer
-        # one, because it must see them: it logs each error, and adds the command that resumes the run to a UserError.
+        # one, because it must see them: it writes each error to train.log and, if there is a last.pt, adds the command
+        # that resumes the run.
         with Run(group) as run, program.explain_errors(str(group.device), messages.OUT_OF_MEMORY_ADVICE):
-            plan = settle(cfg, group)  # reads flags, files and checkpoint; no flag changes afterwards
+            plan = settle(cfg, group)  # chooses the final flags, lists the files, reads the checkpoint
             trainer = build(plan, group, run)
             del plan  # frees the start weights, or the checkpoint's weights and optimizer state
             return trainer.fit()
@@ -92,22 +93,23 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
     # The peak learning rate is --lr x f(number of processes), with f from --lr_scaling; with --total_batchsize it is
-    # --lr. A resumed run takes the number of processes of its first start from the checkpoint, and multiplies by
-    # f(new global batch / first global batch).
+    # --lr. A resumed run reads the first factor from its checkpoint, and multiplies it by f(new global batch / first
+    # global batch).
     schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
     optimizer = utils.get_optimizer(cfg, group, raw_model, schedule.peak_lr)  # train_step() sets each step's rate
     # This loads the checkpoint, if there is one: the weights, the optimizer unless --reset_optimizer, and the position
-    # in the run unless --reset_data_offset.
+    # in the run. With --reset_data_offset, a new run starts at step 0 with these weights.
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.checkpoint)
     # Open the folder only now, so that a failure above leaves none behind. If the run continues in its folder, open()
-    # renames the checkpoints of later steps than state.step to *.old, and deletes the metrics of these steps. If no
-    # best.pt is left, it resets state.best_score and the count of --patience, so that the next validation writes one.
+    # renames checkpoints of steps after state.step to *.old, and deletes the metrics of these steps. If this leaves no
+    # best.pt, open() resets state.best_score and the count of --patience, so that the next validation writes one.
+    # steps_left is for the time left in the progress bar.
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.write_samples(lambda: draw_samples(cfg, train_loader, plan.classes))  # rank 0 of a new run draws augmented.jpg
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
-    # All ranks must start with equal weights. Batch-norm statistics differ between ranks in mid-epoch (samples > 0),
-    # also after a resume: ranks average them at an epoch's end and before each validation. So compare them only between
-    # two epochs.
+    # All ranks must start with finite and equal weights. Compare batch-norm statistics only between two epochs, where
+    # the ranks have averaged them. In mid-epoch (samples > 0) each rank has its own; a checkpoint keeps those of all
+    # ranks, and a resumed run restores them.
     rank_checks.check_weights(group, raw_model, compare_batch_norm=(state.samples == 0))
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
@@ -154,7 +156,8 @@ class Trainer:
         # Choose the epoch's order, as DistributedSampler.set_epoch() does, and skip the samples that a resumed run has
         # seen. The sampler then knows how many steps of the epoch are left.
         self.train_loader.sampler.set_position(state.epoch, state.samples)
-        # A step takes --accum_steps batches of the loader. --max_steps may end the run before the loader ends.
+        # A step takes --accum_steps batches of the loader. Each step has a whole global batch: the sampler drops the
+        # rest of an epoch. --max_steps may end the run before the loader ends.
         num_steps, title = schedule.steps_left_in_epoch(state), messages.epoch_title(cfg, state)
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.enter_train_mode()
@@ -163,7 +166,7 @@ class Trainer:
             # the validation: the resumed run begins here, and repeats a validation that was not finished. After the
             # last step, close_epoch() validates.
             if schedule.is_step_validation_due(state):
-                state.average_batch_norm(self.group)  # all ranks must score and save the same model
+                state.average_batch_norm(self.group)  # all ranks must score the same model
                 score_line, is_best = self.validate()
                 log.info(f"{title}, step {state.step}: {score_line}")
                 if is_best:
@@ -196,25 +199,28 @@ class Trainer:
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        # progress: 0 to 1; the CRF loss grows with it. With --epochs, state.step would be wrong after a resume with
-        # another global batch: steps_done() counts earlier steps in units of today's batch.
+        # progress: the share of the run that is done, 0 to 1; the CRF loss's weight rises with it. state.step is not
+        # used, because steps before a resume may have had another global batch: steps_done() converts them.
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
-        # parts, (losses,): this rank's share of each loss in criterion.names. It adds up over micro-batches and ranks.
-        parts, hits = torch.zeros(len(criterion.names), device=group.device), []
+        # This rank's share of each loss in criterion.names. The shares add up over micro-batches and ranks.
+        parts = torch.zeros(len(criterion.names), device=group.device)
+        hits = []
         for number, batch in enumerate(micro_batches, start=1):
-            # Seed dropout by the batch's place in the epoch, so that a run on fewer ranks draws the same numbers if it
-            # accumulates more batches of the same --batchsize. seed_forward() adds the epoch and the samples of its
-            # earlier steps.
-            place_in_step = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
-            state.seed_forward(cfg.seed, place_in_step, group.device)
+            # Seed dropout by the place of the batch's first sample in the epoch. A run on fewer ranks then draws the
+            # same numbers, if it accumulates more batches of the same --batchsize. seed_forward() adds the epoch, and
+            # the samples of its earlier steps.
+            first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
+            state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 # Only the model computes in low precision: the losses need more digits.
                 with autocast(cfg.amp, group.device):
-                    outputs = state.model(batch.image, batch.foreground)  # foreground: None unless LoRM is trained
-                # With --lorm_scope all, the number of LoRM's terms (x - y)^2 depends on the features (models/lorm.py),
-                # so it is known only after the forward pass: each micro-batch is divided by its own number over all
-                # ranks, times the number of micro-batches, so that their parts add up to the mean.
+                    # foreground: positions of foreground pixels; None unless LoRM is trained
+                    outputs = state.model(batch.image, batch.foreground)
+                # LoRM is the localization rectification module (models/lorm.py). With --lorm_scope all, its number of
+                # terms depends on the features, so `divisors` cannot have it. The loss is then the mean over
+                # micro-batches of their own means: each sum is divided by its number of terms on all ranks, and by the
+                # number of micro-batches.
                 if "lorm_count" in outputs:
                     outputs["lorm_count"] = group.sum(outputs["lorm_count"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
@@ -250,15 +256,15 @@ class Trainer:
         run, state, schedule, sampler = self.run, self.state, self.schedule, self.train_loader.sampler
         state.average_batch_norm(self.group)
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
-        if schedule.is_epoch_validation_due(state):  # call this before the epoch is counted
+        if schedule.is_epoch_validation_due(state):  # expects state.epoch without this epoch
             score_line, is_best = self.validate()
             line += f", {score_line}"
             checkpoints += ["best.pt"] if is_best else []
         # Count the epoch only after its validation: if a signal stops the validation, the resumed run has no steps left
-        # in this epoch, and validates again. --max_steps and --patience may end a run in mid-epoch.
+        # in this epoch, and validates again. The epoch is incomplete if --max_steps or --patience ended the run early.
         if sampler.is_epoch_done(state.samples):
             state.epoch, state.samples = state.epoch + 1, 0
-            if schedule.is_epoch_save_due(state):  # and this after it
+            if schedule.is_epoch_save_due(state):  # expects state.epoch with this epoch
                 checkpoints.append(f"epoch_{state.epoch:04d}.pt")
         # Collective: text() compares how long each rank waited for its loader, so every rank calls it.
         pace = run.metrics.pace.text(sampler.global_batch, self.train_loader)
@@ -266,7 +272,7 @@ class Trainer:
         run.save(state, *checkpoints)
 
     def validate(self) -> tuple[str, bool]:
-        """Score each validation image once, at its original resolution. Collective.
+        """Predict each validation image, and score it once, at its original resolution. Collective.
 
         Return the scores as text, and whether they are the best so far. Raises Stopped if any rank got a signal.
         """
@@ -277,11 +283,12 @@ class Trainer:
             result = evaluate_split(predictor, self.val_loader, group, "validation", keep=report.choose_images)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
+        # The mIoU; or the IoU of the object, if there is one object and the background.
         name, score = deciding_score(result.scores, self.classes.names, cfg.background_class)
         is_best = state.record_score(score)  # equal on all ranks, as the scores are
-        messages.log_missed_classes(cfg, result.scores, self.classes)
-        # The report shows the predictions of best.pt. Other validations only add points to its curves. The next
-        # save() writes it: after a best validation, that is the save of best.pt.
+        messages.log_unpredicted_classes(cfg, result.scores, self.classes)
+        # The report shows the predictions of best.pt. Other validations only add points to its curves. The next save()
+        # writes the report; after a new best score, it also writes best.pt.
         predictions = report.gather_predictions(result, group) if is_best else {}
         # The last argument of report.update, `path`, is missing here: save() fills it in.
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))

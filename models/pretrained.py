@@ -96,7 +96,7 @@ def load_start_weights(model: nn.Module, start: StartWeights, network: str) -> s
         return "start weights: random (--pretrained none)"
     num_copied, missing, unused = load_weights(model, start.state_dict)
     backbone = [name for name, _ in model.named_parameters() if name.startswith("backbone.")]
-    advice = f"use {start.other_flags}" if start.other_flags else "check --backbone and --layers"
+    advice = f"use {start.other_flags}" if start.other_flags else "check --backbone (resnet or timm:NAME) and --layers"
     such = f" (the file's names are such as {next(iter(start.state_dict))})" if start.state_dict else ""
     if num_copied == 0 or (backbone and set(backbone) <= set(missing)):
         raise UserError(f"--pretrained {start.source}: none of its backbone's weights fits: {advice}{such}")

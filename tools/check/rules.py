@@ -34,7 +34,10 @@ ERRORS = {
         "python -m tools.convert colours reads the colours; if the numbers are right, give them as a --label_map FILE",
     ),
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
-    "mask-lossy": ("a label's codec, made for photos, changes values", "export it as PNG again, do not convert this"),
+    "mask-lossy": (
+        "a label's codec, made for photos, changes values",
+        "export it as PNG again; only a mask of one object can be converted (docs/one_object.md)",
+    ),
     "mask-frames": ("a label has several frames, of which one would be read", "save its class numbers as one image"),
     "label-out-of-range": (
         "a label value is not a class number",

@@ -156,7 +156,7 @@ def score_text(name: str, score: float, scores: Scores, is_best: bool, state: Tr
     return f"{text}pixel accuracy {100 * scores['pixel_acc']:.2f}"
 
 
-def log_missed_classes(cfg: Config, scores: Scores, classes: Classes) -> None:
+def log_unpredicted_classes(cfg: Config, scores: Scores, classes: Classes) -> None:
     """Log the classes that a validation never predicted, or warn of a single object that no validation mask has."""
     number = single_object(len(classes.names), cfg.background_class)
     if number is not None and not scores["share"][number]:
