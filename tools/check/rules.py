@@ -36,7 +36,7 @@ ERRORS = {
     "mask-mode": ("a label does not have one 8-bit channel", "save class numbers as a grey or palette PNG"),
     "mask-lossy": (
         "a label's codec, made for photos, changes values",
-        "export it as PNG again; only a mask of one object can be converted (docs/one_object.md)",
+        "export it as PNG again; if it shows one object, save it as a grey PNG and add --label_map threshold",
     ),
     "mask-frames": ("a label has several frames, of which one would be read", "save its class numbers as one image"),
     "label-out-of-range": (
