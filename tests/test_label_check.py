@@ -159,6 +159,9 @@ def test_masks_with_interpolated_borders_are_told_from_thin_objects(classes):
     ways = [(cv2.INTER_LINEAR, (500, 300)), (cv2.INTER_CUBIC, (500, 300)), (cv2.INTER_AREA, (120, 90))]
     jpeg = cv2.imdecode(cv2.imencode(".jpg", discs)[1], cv2.IMREAD_GRAYSCALE)
     assert [is_smoothed(mask) for mask in (*(resized(discs, *way) for way in ways), jpeg)] == [True] * 4
+    stripes = np.repeat(np.array([0, classes[-1]] * 4, np.uint8), 20)[:, None].repeat(200, 1)
+    between = resized(stripes, cv2.INTER_LINEAR, (200, 500))  # only along the columns
+    assert [is_smoothed(mask) for mask in (stripes, between, between.T.copy())] == [False, True, True]
 
 
 def test_real_masks_are_smoothed_only_if_they_are_resized_so(camvid):

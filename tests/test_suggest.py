@@ -35,6 +35,7 @@ from inference import random_walk
 from inference.pseudo_labels import Stroked
 from tools.convert.__main__ import main as convert
 from tools.scribbles import pipeline
+from tools.scribbles.drawn_strokes import Pass
 from tools.suggest import places as module
 from tools.suggest.__main__ import main
 from tools.suggest.page import figure, page
@@ -98,6 +99,8 @@ def test_the_best_place_is_inside_the_part_that_is_unsure_and_away_from_strokes(
     assert 40 <= place.column < 56
     # The window covers the whole patch: 64 cells, each of class 2 with 0.3, of class 0 with 0.1.
     np.testing.assert_allclose(place.chances, [6.4 / 6000, 0, 19.2 / 6000], rtol=1e-5)
+    # Above the stroke, 12 cells of its patch are farther from it than half a window: 8, 3 and 1 in 3 rows.
+    np.testing.assert_allclose(found[1].chances, np.array([0.1, 0, 0.3]) * 12 * 0.2 / 6000, rtol=1e-5)
     # The window reaches 4 cells (0.04 of 100) to each side, and no place is within half of it, 4 pixels, of a stroke.
     for place in found:
         down, across = max(66 - place.row, place.row - 69, 0), max(124 - place.column, place.column - 133, 0)
@@ -319,6 +322,11 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     saved_meanwhile.clear()
     assert pipeline.main(words) == 0
     assert f"{file}: changed after drawn_1 had read it, so the changes are not used" in capsys.readouterr().err
+    late = file.with_name("0_late.json")
+    late.write_text(text)
+    Pass(work / "drawn_1", work / "drawn_1/strokes").warn_of_late_drawings(Pass(work, data / "pascal_2012_scribble"))
+    assert f"{late}: changed after drawn_1 had read it" in capsys.readouterr().err
+    late.unlink()
     assert programs() == "convert"
     strokes = work / "drawn_1/strokes"
     names = (data / "ImageSets/SegmentationAug/train.txt").read_text().split()
