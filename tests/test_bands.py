@@ -188,7 +188,7 @@ def test_nan_infinite_and_nodata_values_become_0_and_do_not_count(tmp_path, capl
     whole = draw(1, "uint16")
     whole[3, 5] = 7
     path = write(tmp_path / "nodata.tif", whole, extratags=[(42113, 2, 0, "7", True)])
-    assert not ImageReader((), (-100.0, 70000.0)).read(path)[3, 5].any()  # else 7 would become 0.4
+    assert not ImageReader((), (-1000.0, 70000.0)).read(path)[3, 5].any()  # else 7 would become 255 * 1007 / 71000 = 4
 
 
 def test_an_image_of_one_value_is_said_and_a_band_of_one_value_stops(tmp_path):

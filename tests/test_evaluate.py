@@ -191,6 +191,17 @@ def test_objects_of_255_that_the_model_ignores_are_warned_of(data, tmp_path, cap
         assert "hold only" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("background", "has_object"), [("0", True), ("none", False)])
+def test_the_score_of_a_single_object_is_said_if_the_other_class_is_the_background(
+    data, tmp_path, capsys, background, has_object
+):
+    for name in Path("data/ImageSets/SegmentationAug/val.txt").read_text().split():
+        put(data / f"gt/{name}.png", label(0, 1, height=120, width=160))
+    given = {"dataset_path": "data", "val_path": "gt", "background": background}
+    score(random_checkpoint(tmp_path / "x.pt", 2, **given), tmp_path)
+    assert ("IoU of class 1: " in capsys.readouterr().out) == has_object
+
+
 def test_a_file_of_names_that_changed_since_the_training_is_said(run, data, tmp_path, capsys):
     content = torch.load(run / "last.pt", weights_only=True)
     content["config"] |= {"dataset_path": "data", "classes": "data/classes.txt"}

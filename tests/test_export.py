@@ -1,5 +1,6 @@
 """export.py: its files, loaded by themselves and by our classes, against PyTorch; and what it refuses."""
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -306,6 +307,8 @@ def test_overlays_show_the_same_classes_as_those_of_the_checkpoint(run_folder, o
     assert np.abs(exported - trained).mean() < 5  # bf16 draws some borders elsewhere
     predict.main(["--model", str(onnx_file), *given, str(tmp_path / "zero"), "--background", "0"])
     assert Image.open(tmp_path / "zero/overlays/photo.jpg").height < len(trained)
+    note = json.loads((tmp_path / "zero/predictions.json").read_text())  # another file of this name is another model
+    assert note["model"] == hashlib.sha256(onnx_file.read_bytes()).hexdigest()
 
 
 def test_onnx_file_that_is_not_whole_of_others_or_of_later_is_refused(onnx_file, tmp_path):
