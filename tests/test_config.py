@@ -72,6 +72,7 @@ WRONG = [
     ("--head_lr_factor 0", "--head_lr_factor 0.0: must be above 0"),
     ("--long_side 1", "--long_side 1: give 16 pixels"),
     ("--long_side 80 --distancemap_s x", "--distancemap_s x with --long_side 80"),
+    ("--long_side 80 --distancemap_c x", "--distancemap_c x with --long_side 80"),
     ("--loss dicee", f"'dicee' is not known: did you mean dice? Add up {', '.join(LOSSES)} or FILE.py:NAME"),
     ("--loss ce+", "--loss ce+: '' is not known"),
     ("--loss ce+ce", "'ce' is there twice"),
