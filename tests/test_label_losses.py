@@ -138,6 +138,14 @@ def test_parts_of_a_batch_add_up_to_the_whole(name, size):
 
 
 @pytest.mark.parametrize("name", LABEL_LOSSES)
+def test_smaller_logits_are_upsampled_to_the_label(name):
+    logits, label = random_batch()
+    small = logits[:, :, ::2, ::2]
+    large = F.interpolate(small, label.shape[1:], mode="bilinear", align_corners=True)
+    torch.testing.assert_close(loss_of(name, small, label), loss_of(name, large, label))
+
+
+@pytest.mark.parametrize("name", LABEL_LOSSES)
 def test_ignored_pixels_never_have_weight(name):
     logits, label = random_batch()
     loss = loss_of(name, logits, label, class_weights=WEIGHTS)

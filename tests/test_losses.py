@@ -117,6 +117,7 @@ def test_sum_and_gradient_are_those_of_all_pairs(size):
     logits = torch.randn(2, 3, *size, dtype=torch.float64, generator=generator).requires_grad_()
     images = torch.randint(0, 60, (2, 24, 20, 3), dtype=torch.uint8, generator=generator)
     images[0, 1:7, 1:18] = torch.tensor(MEAN_COLOUR)  # padding; no position has padding alone, where colour is 0 / 0
+    images[1, ::2, :, 0] = MEAN_COLOUR[0]  # one channel alone does not make a pixel padding
     found, expected = crf_sum(logits, images), slow_crf(logits, images)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     (gradient,), (slow,) = (torch.autograd.grad(3 * value, logits) for value in (found, expected))

@@ -45,6 +45,14 @@ def test_each_head_has_our_batch_norm_and_uses_its_width(name):
 
 
 @pytest.mark.parametrize("name", models.HEADS)
+@pytest.mark.parametrize("num_features", [1, 2, 3, 4])  # a plain ViT has 1, a ResNet 3
+def test_each_head_takes_the_features_of_any_backbone(name, num_features):
+    head = models.HEADS[name]((8,) * num_features, NUM_CLASSES).eval()
+    features = [torch.randn(2, 8, 32 >> number, 24 >> number) for number in range(num_features)]
+    assert head(features).shape[:2] == (2, NUM_CLASSES)
+
+
+@pytest.mark.parametrize("name", models.HEADS)
 @pytest.mark.parametrize("size", [(1, 33, 47), (2, 64, 32)])  # a batch of one trains
 def test_every_model_trains_at_odd_sizes_and_every_parameter_gets_a_gradient(name, size):
     model = models.build(name, layers=18, num_classes=NUM_CLASSES).train()

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.absent_gpu import AbsentGPU, Waits
 from benchmarks.our_step import our_step
 from flags import parse_flags
+from flags.loss_weights import LOSSES
 
 TINY = ["--dataset", "ScribblePseudoDsDc", "--numclasses", "5", "--layers", "50", "--pretrained", "none"]
 TINY += ["--amp", "none", "--crop_size", "33", "--batchsize", "2", "--warmup_epochs", "0"]
@@ -21,7 +22,7 @@ STEPS = [
     "--amp bf16 --accum_steps 2 --grad_checkpointing --class_weights balanced",
     "--amp fp16 --accum_steps 2 --report_training_batch_acc",
     "--clip_grad 1 --freeze_backbone 2",
-    "--loss dice+lovasz",
+    f"--loss {'+'.join(LOSSES)}",
     "--dataset ScribbleOnly --model_type res50_ASPP --l_crf 0.2",
     "--fused_blocks off --amp bf16",
 ]
