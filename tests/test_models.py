@@ -75,6 +75,14 @@ def test_aspp_covers_as_many_pixels_at_any_stride(stride, expected):
     assert [branch.atrous_conv.dilation[0] for branch in (head.aspp2, head.aspp3, head.aspp4)] == expected
 
 
+@pytest.mark.parametrize("name", models.HEADS)
+@pytest.mark.parametrize(("stride", "factor"), [(4, 2), (16, 0.5)])
+def test_each_head_covers_as_many_pixels_at_any_stride(name, stride, factor):
+    at_8, here = (models.HEADS[name]((8, 8, 8), NUM_CLASSES, stride=number).modules() for number in (8, stride))
+    rates, found = ([part.dilation[0] for part in parts if isinstance(part, nn.Conv2d)] for parts in (at_8, here))
+    assert found == [rate if rate == 1 else rate * factor for rate in rates]
+
+
 def test_dropout_of_the_heads():
     """CDSP's released network has 0.5; DeepLabV3 and V3+ have 0.1; the others none."""
     rates = {name: [0.5] for name in ("deeplabv3p_cdsp", "deeplabv3p_cdsp_lorm")}
