@@ -44,6 +44,11 @@ def test_rare_classes_are_divided_as_the_share_says():
         assert (rare & in_val).sum() == 1
 
 
+def test_a_part_that_would_be_empty_gets_the_smallest_group():
+    """1 % of five images is none."""
+    assert split([*"abcde"], [*"xxxyy"], np.ones((5, 1), bool), 0.01, seed=0).tolist() == [False] * 3 + [True] * 2
+
+
 def test_groups_stay_together_and_the_lists_are_read(tmp_path):
     rng = np.random.default_rng(2)
     names = [f"patient{patient}/slice_{number}" for patient in range(8) for number in range(4)]
