@@ -5,6 +5,7 @@ from inspect import signature
 
 import pytest
 import torch
+from conftest import REPO
 from torch import nn
 
 import models
@@ -32,6 +33,8 @@ def foreground(model: models.Segmenter, pseudo_label: torch.Tensor) -> Foregroun
 def test_each_head_is_a_model_type_that_says_whether_it_has_a_width():
     assert {name: "width" in signature(head).parameters for name, head in models.HEADS.items()} == MODEL_TYPES
     assert {name: head.has_width for name, head in models.HEADS.items()} == MODEL_TYPES
+    page = (REPO / "docs/recipes.md").read_text(encoding="utf-8")
+    assert not [name for name in MODEL_TYPES if f"`{name}`" not in page]
 
 
 @pytest.mark.parametrize("name", models.HEADS)
