@@ -115,9 +115,10 @@ def test_one_value_a_channel_is_refused_and_statistics_that_are_not_finite_are_s
     group = Group(torch.device("cpu"))
     norm.register_buffer("cache", torch.empty(0))  # a network of the user's own may have one without elements
     check_weights(group, norm, compare_batch_norm=True)
-    norm.running_var[1] = torch.nan
-    with pytest.raises(DivergedError, match=r"no longer finite \(running_var\)"):
-        check_weights(group, norm, compare_batch_norm=True)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        norm.running_var[1] = value
+        with pytest.raises(DivergedError, match=r"no longer finite \(running_var\)"):
+            check_weights(group, norm, compare_batch_norm=True)
 
 
 def test_in_mid_epoch_the_statistics_of_synchronised_norms_must_be_equal_on_all_ranks():

@@ -152,6 +152,13 @@ def test_a_resumed_run_keeps_the_name_of_its_start_weights(demo_root, caplog):
     ]
 
 
+def test_a_resumed_run_keeps_its_stride_against_a_set_one(demo_root):
+    """With the wrong one, all weights fit, and the results are wrong."""
+    saved = SimpleNamespace(config={"backbone": "resnet", "layers": 50, "stride_in_1x1": True})
+    cfg = parse_flags([*flags(dataset_path=demo_root, resume="auto", layers=50), "--no_stride_in_1x1"])
+    assert keep_network(cfg, saved).stride_in_1x1
+
+
 def test_the_files_stride_replaces_a_set_one(demo_root, caplog):
     caplog.set_level("INFO", logger="segtrain")
     cfg = parse_flags(flags(dataset_path=demo_root, pretrained="x.pt", no_stride_in_1x1=True, layers=50))
