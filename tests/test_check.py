@@ -137,10 +137,10 @@ def test_images_that_the_training_list_repeats_count_as_in_training(tmp_path, ca
     assert max(map(len, out.splitlines())) < 520
     (tmp_path / "train.txt").write_text("a\nb\na\n")
     names, _ = find_split(tmp_path, "Folder", "train", {"label": ""}).pairs
-    choose_flags = mock.Mock(wraps=commands.choose_flags)
-    monkeypatch.setattr(commands, "choose_flags", choose_flags)
+    recipe = mock.Mock(wraps=commands.Recipe)
+    monkeypatch.setattr(commands, "Recipe", recipe)
     commands.training_lines(check(tmp_path)[0])
-    assert [call.args[3] for call in choose_flags.call_args_list] == [len(names)] == [3]
+    assert [call.args[3] for call in recipe.call_args_list] == [len(names)] == [3]
 
 
 def test_report_names_the_fault_its_files_and_what_to_do(faulty, tmp_path, capsys):

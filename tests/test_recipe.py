@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from flags import FLAGS, Config, as_dict, parse_flags
-from flags.auto_recipe import COLOURS, CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, choose_flags
+from flags.auto_recipe import COLOURS, CPU, CUDA, FEW_STEPS, RECIPE_FLAGS, Recipe
 from support.errors import DivergedError
 from tools.check.__main__ import main as check_data
 from train import main as train
@@ -18,9 +18,9 @@ PHOTOS = {"device": CUDA, "num_images": 43, "sizes": [(360, 480)] * 43, "memory"
 
 
 def recipe(data: dict, *given: str, **flags) -> dict:
-    """{flag: value} that are chosen for flags as on a command line. data: arguments of choose_flags()."""
+    """{flag: value} that are chosen for flags as on a command line. data: arguments of Recipe."""
     values = as_dict(Config(**{"dataset": "Folder"} | flags))
-    return {name: value for name, (value, _) in choose_flags(values, {*given, *flags}, **data).items()}
+    return {name: value for name, (value, _) in Recipe(values, {*given, *flags}, **data).choose_flags().items()}
 
 
 def test_few_photos_on_a_gpu():
@@ -67,7 +67,7 @@ def test_class_0_is_an_object_unless_its_name_is_background():
     assert "background" not in recipe(PHOTOS | {"class_names": ["Background", "sky"]})
     for name, is_slip in (("backgruond", True), ("ground", False), ("sky", False)):
         values = as_dict(Config(dataset="Folder"))
-        _, reason = choose_flags(values, (), **PHOTOS | {"class_names": [name, "pole"]})["background"]
+        _, reason = Recipe(values, frozenset(), **PHOTOS | {"class_names": [name, "pole"]}).choose_flags()["background"]
         assert reason == f"class 0 is {name}" + ", not background: is it misspelt?" * is_slip
 
 
@@ -119,7 +119,7 @@ def test_what_is_given_is_kept():
         ("lr", ("adamw", "usual for networks of timm; if the lr is for sgd, set --optimizer sgd")),
         ("momentum", ("sgd", "as --momentum is set; adamw is usual")),
     ):
-        chosen = choose_flags(as_dict(Config(backbone="timm:resnet18")), {name, "backbone"}, **PHOTOS)
+        chosen = Recipe(as_dict(Config(backbone="timm:resnet18")), {name, "backbone"}, **PHOTOS).choose_flags()
         assert chosen["optimizer"] == kept
     # Weights of a file are for one depth: the default, or the one that is given.
     assert "layers" not in recipe(PHOTOS, pretrained="weights.pth")

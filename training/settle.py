@@ -17,7 +17,7 @@ from distributed import rank_checks
 from distributed.group import Group
 from distributed.precision import resolve_amp
 from flags import Config, as_dict, check_flags, describe, own_code
-from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, choose_flags
+from flags.auto_recipe import CPU, CUDA, LEARNING, LENGTH, NUM_SIZES, RECIPE_FLAGS, Recipe
 from flags.conflicts import check_backbone, check_effects
 from flags.declare import per_rank
 from flags.shared import BACKBONE_FLAGS, HEAD_FLAGS
@@ -188,8 +188,9 @@ def take_recipe(
         options: dict = {"memory": memory, "world_size": group.world_size, "large": long_side}
         options |= {"class_names": classes.names if cfg.classes else (), "shares": shares.tolist()}
         options |= {"new_part": new, "device": device, "num_images": len(files.files), "sizes": sizes}
-        recipe = partial(choose_flags, as_dict(cfg), **options)
-        choices, without_length = recipe(given=given), recipe(given=given - (LENGTH & cfg.typed))
+        recipe = partial(Recipe, as_dict(cfg), **options)
+        choices = recipe(given=given).choose_flags()
+        without_length = recipe(given=given - (LENGTH & cfg.typed)).choose_flags()
         return choices, {name: choice for name, choice in without_length.items() if name in LEARNING - {*choices}}
 
     # On rank 0 only: other machines may have other GPUs, and a choice must be the same on all ranks.

@@ -9,7 +9,7 @@ from data.images.resize import suggest_long_side
 from data.layout import SCRIBBLES, first_folder
 from data.plain import IMAGES, MASKS, Folders, find_places, find_whole
 from flags import Config, as_dict, as_words
-from flags.auto_recipe import CPU, CUDA, choose_flags
+from flags.auto_recipe import CPU, CUDA, Recipe
 from support import shell
 from support.labels import DENSE
 from tools.check.counts import Counts
@@ -60,7 +60,7 @@ def _choices(counts: Counts) -> dict[str, tuple[Any, str]]:
         options["shares"] = [number / max(sum(pixels), 1) for number in pixels]
     label_map = counts.flags.get("label_map", "")
     flags = as_dict(Config(dataset=counts.dataset, label_map=label_map, numclasses=counts.num_classes))
-    return choose_flags(flags, (), device, num_train, sizes, **options)
+    return Recipe(flags, frozenset(), device, num_train, sizes, **options).choose_flags()
 
 
 def fix_lines(counts: Counts, findings: Findings) -> list[str]:
