@@ -21,6 +21,7 @@ from test_layout import put
 
 from data.demo import draw_dataset
 from support.errors import STOPPED, UserError
+from tools.scribbles import chain
 from tools.scribbles import pipeline as scribble_pipeline
 from tools.scribbles.__main__ import main as simulate
 from tools.scribbles.drawn_strokes import Pass
@@ -128,8 +129,8 @@ def test_a_step_that_fails_ends_the_chain_with_its_status(data, tmp_path):
 
 def test_a_step_that_a_signal_ended_is_told(data, tmp_path, monkeypatch, capsys):
     (tmp_path / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
-    run = scribble_pipeline.run
-    monkeypatch.setattr(scribble_pipeline, "run", lambda *_, **__: run(str(tmp_path / "killed.py")))
+    run = chain.run
+    monkeypatch.setattr(chain, "run", lambda *_, **__: run(str(tmp_path / "killed.py")))
     assert scribble_pipeline.main([str(data), str(tmp_path / "work")]) == 128 + signal.SIGKILL
     assert "the last command was ended by signal 9 " in capsys.readouterr().err
 
@@ -146,15 +147,17 @@ def test_any_signal_is_passed_on_to_the_step(tmp_path, number):
     """The step sends the chain a signal, gets SIGTERM, and sends the signal once more while it saves."""
     (tmp_path / "step.py").write_text(STEP)
     code = f"import signal, sys; signal.signal({number:d}, signal.SIG_DFL); "  # nohup and & let tests ignore it
-    code += "from tools.scribbles import pipeline as chain; chain.run_steps = lambda *_: "
-    code += f"chain.run({str(tmp_path / 'step.py')!r}, {number:d}); sys.exit(chain.main([{str(tmp_path)!r}, 'work']))"
+    code += "from tools.scribbles import chain, pipeline; pipeline.run_steps = lambda *_: "
+    code += (
+        f"chain.run({str(tmp_path / 'step.py')!r}, {number:d}); sys.exit(pipeline.main([{str(tmp_path)!r}, 'work']))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (STOPPED, "stopped; to continue, run scribble_pipeline again as before\n")
 
 
 def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, tmp_path, monkeypatch, capsys):
     commands: list[list[str]] = []
-    monkeypatch.setattr(scribble_pipeline, "run", lambda *words, **_: commands.append(list(map(str, words))))
+    monkeypatch.setattr(chain, "run", lambda *words, **_: commands.append(list(map(str, words))))
     work, root = tmp_path / "work", shutil.copytree(data, tmp_path / "data")
     (root / "SegmentationClassAug").rename(root / "my_masks")
     (root / "ImageSets/SegmentationAug").rename(root / "my_lists")
@@ -196,7 +199,7 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
 
 
 def test_out_may_be_a_folder_of_its_own_in_the_data_set_only(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(scribble_pipeline, "run", lambda *_, **__: None)
+    monkeypatch.setattr(chain, "run", lambda *_, **__: None)
     root = shutil.copytree(data, tmp_path / "data")
     before = sorted(root.rglob("*"))
     for out in (root, root / "JPEGImages/work", root / "SegmentationClassAug"):
@@ -213,7 +216,7 @@ def test_strokes_are_drawn_from_masks_that_are_named_otherwise_than_their_images
     def run(program: str, *words: object, num_processes: int = 1) -> None:
         assert "simulate" not in words or simulate([*map(str, words), "--workers", "0"]) == 0
 
-    monkeypatch.setattr(scribble_pipeline, "run", run)
+    monkeypatch.setattr(chain, "run", run)
     root = shutil.copytree(data, tmp_path / "data")
     for folder, ending in {"JPEGImages": "_img", "SegmentationClassAug": "_m"}.items():
         for file in list((root / folder).iterdir()):

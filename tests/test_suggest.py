@@ -34,7 +34,7 @@ from data.images import read_label
 from inference import random_walk
 from inference.pseudo_labels import Stroked
 from tools.convert.__main__ import main as convert
-from tools.scribbles import pipeline
+from tools.scribbles import chain, pipeline
 from tools.scribbles.drawn_strokes import Pass
 from tools.suggest import places as module
 from tools.suggest.__main__ import main
@@ -271,7 +271,7 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
             for path, content in saved_meanwhile.items():
                 path.write_text(content)
 
-    monkeypatch.setattr(pipeline, "run", run)
+    monkeypatch.setattr(chain, "run", run)
     work, data = tmp_path / "work", shutil.copytree(demo_root, tmp_path / "data")
     words = [str(data), str(work), "--budget", "4"]
 

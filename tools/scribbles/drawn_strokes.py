@@ -25,13 +25,13 @@ PATHS = ("list_path", "image_path", "image_suffix", "label_suffix")
 class Pass:
     """All rounds of training on one set of strokes.
 
-    folder: of the results. scribbles: folder of the strokes. suggested: the folder that tools.suggest writes to after
-    the last round. converted: the folder to which tools.convert writes the strokes that were drawn
-    in `suggested`.
+    folder: of the results. scribbles: folder of the strokes; None: strokes/ in `folder`. suggested: the folder that
+    tools.suggest writes to after the last round. converted: the folder to which tools.convert writes the strokes that
+    were drawn in `suggested`.
     """
 
-    def __init__(self, folder: Path, scribbles: Path):
-        self.folder, self.scribbles = folder, scribbles
+    def __init__(self, folder: Path, scribbles: Path | None = None):
+        self.folder, self.scribbles = folder, scribbles or folder / "strokes"
         self.suggested, self.converted = folder / "next", folder / "converted"
 
     def strokes(self, cfg: Config) -> dict[str, Path]:

@@ -9,9 +9,7 @@ The script prints each command. Started again, it continues where it was; only t
 
 import dataclasses
 import hashlib
-import itertools
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,16 +33,17 @@ from flags.declare import flag
 from flags.programs import PSEUDO
 from flags.reader import FlagReader
 from flags.shared import DataFlags, LaunchFlags
-from support import program, shell, signals
+from support import program, shell
 from support.errors import STOPPED, UserError
-from support.files import sha256, write_atomic
+from support.files import sha256
 from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
-from support.terminal import say, warn
+from support.terminal import warn
 from support.user_code import is_code
 from tools.check.rules import DENSE_STROKES
 from tools.scribbles.__main__ import READER as SIMULATE
-from tools.scribbles.drawn_strokes import PATHS, Pass, strokes_table
+from tools.scribbles.chain import STOP_SIGNALS, Chain
+from tools.scribbles.drawn_strokes import PATHS, Pass
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
@@ -53,8 +52,6 @@ OWN_PSEUDO = ("checkpoint", "output", "json", "overwrite", "split", "train_path"
 # Flags that do not change results, and may differ when the chain is started again.
 FREE = (*OWN, *(item.name for item in dataclasses.fields(LaunchFlags)))
 PSEUDO_FLAGS = "--scales 1 1.5 --flip"
-# What stops the chain: a signal without a handler would end it alone, and leave the command running.
-STOP_SIGNALS = {*signals.SIGNALS, *(getattr(signal, name) for name in ("SIGHUP", "SIGQUIT") if hasattr(signal, name))}
 PASSED_ON = ("device", "workers", "log_level")  # flags of train.py that pseudo.py and evaluate.py get, too
 
 
@@ -103,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_steps(args: PipelineFlags) -> None:
-    """Run all steps. Raises CalledProcessError if a step fails."""
+    """Check the input, then run all steps. Raises UserError on wrong input, CalledProcessError if a step fails."""
     data, work = args.data.resolve(), args.out.resolve()
     flags, cfg = read_flags(list(args.others), data)
     simulate = read_words(args, "simulate", SIMULATE, OWN_SIMULATE, "simulate", "MASKS", "OUT")
@@ -114,18 +111,41 @@ def run_steps(args: PipelineFlags) -> None:
     if not drawn and not masks.is_dir():
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
                         f"strokes from: {shell.document('docs/scribbles.md')} describes the folders")  # fmt: skip
-    scribbles, folder = (data / SCRIBBLES, data / SCRIBBLES) if drawn else (work / "strokes", masks)
+    folder = data / SCRIBBLES if drawn else masks
+    labels = reserve_folder(data, work, folder, masks, cfg, {"simulate": simulate, "pseudo": pseudo})
+    launch = as_words(without_defaults({name: getattr(cfg, name) for name in PASSED_ON}))
+    launch += ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []  # no checkpoint runs code by itself
+    first = Pass(work, folder if drawn else None)
+    chain = Chain(data, flags, cfg, pseudo, launch, args.rounds, args.processes, args.budget)
+    if not drawn:
+        chain.simulate(masks, labels, first.scribbles, simulate)
+    if args.budget:
+        chain.train_passes(first)
+    else:
+        chain.train_rounds(first)
+
+
+def reserve_folder(
+    data: Path, work: Path, folder: Path, masks: Path, cfg: Config, words: dict[str, list[str]]
+) -> list[Path]:
+    """Reserve `work` for this chain, and return the training images' files in `folder`, sorted.
+
+    folder: of the strokes, or of the masks to draw them from. masks: the folder of dense masks. words: the flags of
+    other programs. Raises UserError if files are missing, if there is no stroke, or if `work` has results of other
+    flags or labels.
+    """
     given, paths = cfg.given, {name: getattr(cfg, name) for name in PATHS}
     splits = [
         find_split(data, "Dense", split, {"label": str(folder)}, **paths) for split in (cfg.train_split, cfg.val_split)
     ]
+    drawn = folder == data / SCRIBBLES
     if not given & {"numclasses", "classes"}:
         check = shell.python_command("-m", "tools.check", data, "--dataset", "ScribbleOnly" if drawn else "Dense")
         raise UserError(f"{data / 'classes.txt'}: no such file: list the class names there, one per line, or "
                         f"set --numclasses (to count them: {check})")  # fmt: skip
     labels = sorted({files["label"] for files in splits[0].files})
     if drawn:
-        check_strokes(scribbles, labels)
+        check_strokes(folder, labels)
     contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
     settings = {name: value for name, value in as_dict(cfg).items() if name not in FREE} | {
         "data": str(data),
@@ -134,84 +154,13 @@ def run_steps(args: PipelineFlags) -> None:
         "class names": sha256(Path(cfg.classes)) if Path(cfg.classes).is_file() else cfg.classes,
         # The recipe leaves these alone, even where they have their default value.
         "given flags": sorted(given & RECIPE_FLAGS),
-        "simulate": simulate,
-        "pseudo": pseudo,
+        **words,
     }
     # A new folder in `data` is fine, also if the images lie in `data` itself (--image_path .).
-    inputs = [
-        folder for folder in (*splits[0].folders.values(), masks, data) if folder.resolve() != data or work == data
-    ]
+    inputs = [place for place in (*splits[0].folders.values(), masks, data) if place.resolve() != data or work == data]
     # train.py would keep models of other labels or flags, and their scores.
     reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", inputs=inputs)
-    launch = as_words(without_defaults({name: getattr(cfg, name) for name in PASSED_ON}))
-    launch += ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []  # no checkpoint runs code by itself
-
-    def train(work: Path, scribbles: Path, number: int, *more: object) -> None:
-        folders = ["--dataset_path", data, "--train_path", scribbles, "--logdir", work, "--name", f"round_{number}"]
-        other = work / f"round_{number}.2"
-        if not other.is_dir():
-            run("train.py", *flags, *folders, "--resume", "auto", *more, num_processes=args.processes)
-        if other.is_dir():
-            raise UserError(f"{other}: is here because a train.py of a killed start held round_{number}: stop it if it "
-                            f"still runs, remove {other}, then repeat the command")  # fmt: skip
-
-    def train_rounds(work: Path, scribbles: Path, *start: object) -> None:
-        train(work, scribbles, 0, "--dataset", "ScribbleOnly", *start)
-        for number in range(1, args.rounds + 1):
-            labels_of = work / f"pseudo_{number}"
-            words = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--train_path", scribbles]
-            run("pseudo.py", *words, "--output", labels_of, *launch, *pseudo, num_processes=args.processes)
-            train(work, scribbles, number, "--dataset", "ScribblePseudo", "--pseudo_path", labels_of)
-        words = ["--checkpoint", work / f"round_{args.rounds}" / "best.pt", "--report", work / "report"]
-        run("evaluate.py", *words, "--json", work / "scores.json", *launch)
-
-    if not drawn:
-        listed = work / "masks.txt"  # the masks' names: those of the images lack --label_suffix
-        write_atomic(listed, "".join(f"{path.relative_to(folder).as_posix()}\n" for path in labels))
-        words = ["--list", listed, "--background", cfg.background, *simulate]
-        run("tools/scribbles/__main__.py", "simulate", masks, scribbles, *words)
-    if not args.budget:
-        train_rounds(work, scribbles)
-        return
-    passes, start = [Pass(work, scribbles)], list[object]()
-    for number in itertools.count(1):
-        current, last = passes[-1], passes[-1].folder / f"round_{args.rounds}" / "best.pt"
-        budget = current.budget()  # of an earlier start: the user may have drawn at its places
-        if budget and not last.is_file():
-            raise UserError(f"{last}: is missing, and training goes on from it, as {current.suggested} has places: set "
-                            "--rounds as before, or restore the file")  # fmt: skip
-        if not (current.suggested / "next.csv").is_file():
-            train_rounds(current.folder, current.scribbles, *start)
-            words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", budget or args.budget]
-            words += ["--output", current.suggested, *launch, "--log_level", "WARNING"]  # no advice on how to go on
-            is_new = not current.suggested.is_dir()  # else the user may have drawn after a start that was stopped
-            run("tools/suggest/__main__.py", data, *words)
-            if is_new:
-                break
-        following = Pass(work / f"drawn_{number}", work / f"drawn_{number}" / "strokes")
-        if following.scribbles.is_dir():
-            following.warn_of_late_drawings(current)
-        else:
-            taken = current.drawings()
-            words = ["labelme", current.suggested / "labelme", current.converted, "--scribbles"]
-            shutil.rmtree(current.converted, ignore_errors=True)  # of a start before
-            try:
-                if current.has_shapes():  # tools.convert needs one
-                    run("tools/convert/__main__.py", *words, "--classes", current.suggested / "classes.txt")
-            except subprocess.CalledProcessError as error:
-                if error.returncode != 1:
-                    raise
-                raise UserError(f"{current.suggested / 'labelme'}: its files have the faults named above: mend them in "
-                                "LabelMe, then repeat the command") from None  # fmt: skip
-            if not following.take_strokes(current, taken, cfg):
-                if budget not in (None, args.budget):
-                    say(f"--budget {args.budget}: {current.suggested} keeps the places of an earlier start (--budget "
-                        f"{budget}); the new number applies to the next places")  # fmt: skip
-                break
-        passes, start = [*passes, following], ["--pretrained", last]
-    say(*strokes_table(passes, cfg))
-    say(f"to go on, draw strokes at the places of {passes[-1].suggested / 'index.html'} in the files of "
-        f"{passes[-1].suggested / 'labelme'}, then repeat this command")  # fmt: skip
+    return labels
 
 
 def read_words(args: PipelineFlags, name: str, reader: FlagReader, own: Collection[str], *start: str) -> list[str]:
@@ -273,30 +222,6 @@ def read_flags(flags: list[str], data: Path) -> tuple[list[str], Config]:
     if cfg.label_map:
         raise UserError(f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which it would map again")
     return flags, cfg
-
-
-def run(program: str, *words: object, num_processes: int = 1) -> None:
-    """Print a command and run it, with torchrun if num_processes > 1. Raises CalledProcessError if it fails.
-
-    If a signal comes, the command gets SIGTERM, saves what it has done, and KeyboardInterrupt goes on.
-    """
-    command = [sys.executable]
-    if num_processes > 1:
-        command += [str(shell.REPO / "scripts/launch.py"), "torch.distributed.run", "--standalone"]
-        command += ["--nproc_per_node", str(num_processes)]
-    command += shell.located(program, *words)
-    say(f"$ {shell.quoted(command)}")
-    with subprocess.Popen(command) as process:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            for number in STOP_SIGNALS:  # the command has to save now
-                signal.signal(number, signal.SIG_IGN)
-            process.terminate()
-            process.wait()
-            raise
-    if status:
-        raise subprocess.CalledProcessError(status if status > 0 else 128 - status, command)
 
 
 if __name__ == "__main__":
