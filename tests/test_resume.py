@@ -20,6 +20,7 @@ from conftest import (
     count_lines,
     finish,
     flags,
+    free_port,
     is_running,
     read_metrics,
     start,
@@ -56,6 +57,25 @@ def test_the_comparison_of_chaos_sees_each_difference(demo_flags, tmp_path):
     assert chaos.compare(tmp_path / "a", tmp_path / "a") == []
     one, other = ({"x": [torch.zeros(2), 1]}, {"x": [torch.tensor([0.0, 1e-45]), 1]})
     assert chaos.unequal(one, other) == ["/x/0"]
+
+
+def test_without_a_shared_disk_other_ranks_get_rank_0s_checkpoint(demo_flags, tmp_path):
+    """Rank 1's machine has one of an earlier step. Each rank has batch-norm statistics of its own in mid-epoch."""
+    words = demo_flags(logdir="log", name="x", max_steps=3, save_step_frequency=2, val_epoch_frequency=0)
+    own, other, shared = (tmp_path / name for name in ("own", "other", "shared"))
+    own.mkdir()
+    succeed(start_group(2, words, own))
+    shutil.copytree(own, shared)
+    (other / "log/x").mkdir(parents=True)
+    old = shutil.copy(own / "log/x/step_00000002.pt", other / "log/x/last.pt")
+    assert checkpoint.step_of(Path(old)) == 2
+    words = [*words, "--resume", "auto", "--max_steps", "6"]
+    port = {"MASTER_PORT": free_port()}
+    processes = start_group(2, words, own, ranks=[0], **port) + start_group(2, words, other, ranks=[1], **port)
+    succeed(processes)
+    succeed(start_group(2, words, shared))
+    assert_same_run(own / "log/x", shared / "log/x")
+    assert sorted(path.name for path in other.rglob("*.*")) == ["last.pt"]
 
 
 def consumed(folder: Path, world_size: int, batch_size: int) -> list[str]:
