@@ -1,6 +1,6 @@
 """Train a semantic-segmentation model from scribbles or dense masks.
 
-python train.py                                  # one device; without your data, on generated images
+python train.py                                  # one device; without --dataset_path: generated images
 python train.py --dataset_path VOC2012           # your data
 bash train_torchrun.sh --dataset_path VOC2012    # one run on all GPUs of this machine
 torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:PORT train.py --dataset_path VOC2012
@@ -54,12 +54,12 @@ from training.task import task_arguments
 def main(argv: list[str] | None = None) -> int:
     """Train as the flags say, or evaluate or predict with --task. Return the exit status: 0, or STOPPED after a signal.
 
-    With --task predict, it is 1 if an image could not be predicted.
+    The exit status of --task predict is 1 if an image could not be predicted.
     argv: the command line's words; None: sys.argv.
     """
     cfg = parse_flags(argv)
     if cfg.task != "train":
-        import evaluate  # imported here, since training needs neither
+        import evaluate
         import predict
 
         program_of_task = evaluate if cfg.task == "test" else predict
@@ -67,50 +67,47 @@ def main(argv: list[str] | None = None) -> int:
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
         # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run is the outer
-        # one, because it must see them: it writes each error to train.log and, if there is a last.pt, adds the command
-        # that resumes the run.
+        # context, because it handles these: rank 0 writes its error to train.log and, if there is a last.pt, adds the
+        # command that resumes the run, except after a divergence, which would come again.
         with Run(group) as run, program.explain_errors(str(group.device), messages.OUT_OF_MEMORY_ADVICE):
             plan = settle(cfg, group)  # chooses the final flags, lists the files, reads the checkpoint
             trainer = build(plan, group, run)
-            del plan  # frees the start weights, or the checkpoint's weights and optimizer state
+            del plan  # frees rank 0's start weights, or the checkpoint's weights and optimizer state
             return trainer.fit()
 
 
 def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     """Build the Trainer from a plan, and open the run's folder. Collective.
 
-    Raises UserError if files, loaders, model, losses, schedule or checkpoint do not fit each other, or if the folder
-    cannot be written.
+    Raises UserError if files, loaders, model, losses, schedule or checkpoint do not fit each other, if a weight is not
+    finite, or if the folder cannot be written.
     """
     cfg = plan.cfg
     utils.set_deterministic(cfg.deterministic)
-    # Each rank loads its own share of both splits, whose files settle() has listed.
     train_loader = utils.get_loader(cfg, "train", group, plan.files["train"])
     val_loader = utils.get_loader(cfg, "val", group, plan.files["val"])
     # `model` is the DDP wrapper of raw_model in a process group, and raw_model itself without one. Checkpoints have the
-    # parameter names of raw_model.
+    # parameter names of raw_model. --seed decides its random weights.
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # The peak learning rate is --lr x f(number of processes), with f from --lr_scaling; with --total_batchsize it is
-    # --lr. A resumed run reads the first factor from its checkpoint, and multiplies it by f(new global batch / first
-    # global batch).
+    # In a new run, the peak learning rate is --lr x f(number of processes), where --lr_scaling chooses f; with
+    # --total_batchsize it is --lr. A resumed run takes f(number of processes at its start) from the checkpoint, and
+    # multiplies it by f(global batch now / global batch at its start).
     schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
-    optimizer = utils.get_optimizer(cfg, group, raw_model, schedule.peak_lr)  # train_step() sets each step's rate
-    # This loads the checkpoint, if there is one: the weights, the optimizer unless --reset_optimizer, and the position
-    # in the run. With --reset_data_offset, a new run starts at step 0 with these weights.
+    optimizer = utils.get_optimizer(cfg, group, raw_model, schedule.peak_lr)
+    # Load the checkpoint, if there is one: the weights; the optimizer's state, unless --reset_optimizer is set; and the
+    # position in the run, unless --reset_data_offset is set, with which a new run starts at step 0.
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.checkpoint)
+    # All ranks must start with finite and equal weights. Batch-norm statistics are equal only between two epochs, where
+    # close_epoch() has averaged them. In mid-epoch (samples > 0) each rank has its own, also after a resume.
+    rank_checks.check_weights(group, raw_model, compare_batch_norm=(state.samples == 0))
     # Open the folder only now, so that a failure above leaves none behind. If the run continues in its folder, open()
-    # renames checkpoints of steps after state.step to *.old, and deletes the metrics of these steps. If this leaves no
-    # best.pt, open() resets state.best_score and the count of --patience, so that the next validation writes one.
-    # steps_left is for the time left in the progress bar.
+    # renames checkpoints of steps after state.step to *.old, and deletes the metrics of these steps. Without a best.pt,
+    # it resets state.best_score and state.validations_since_best, so that the next validation writes a best.pt.
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.write_samples(lambda: draw_samples(cfg, train_loader, plan.classes))  # rank 0 of a new run draws augmented.jpg
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
-    # All ranks must start with finite and equal weights. Compare batch-norm statistics only between two epochs, where
-    # the ranks have averaged them. In mid-epoch (samples > 0) each rank has its own; a checkpoint keeps those of all
-    # ranks, and a resumed run restores them.
-    rank_checks.check_weights(group, raw_model, compare_batch_norm=(state.samples == 0))
     return Trainer(cfg, group, run, state, criterion, schedule, train_loader, val_loader, plan.classes)
 
 
@@ -162,9 +159,9 @@ class Trainer:
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.enter_train_mode()
         for micro_batches in run.metrics.watch(steps, total=num_steps, title=title):
-            # Validate after the previous step, if due. This is not at the end of the loop, because a signal may stop
-            # the validation: the resumed run begins here, and repeats a validation that was not finished. After the
-            # last step, close_epoch() validates.
+            # A validation is due after the previous step, but runs here, before the next one. If a signal stops it,
+            # the resumed run starts with this check, and repeats the validation. After the epoch's last step,
+            # close_epoch() validates.
             if schedule.is_step_validation_due(state):
                 state.average_batch_norm(self.group)  # all ranks must score the same model
                 score_line, is_best = self.validate()
@@ -180,7 +177,7 @@ class Trainer:
         run.metrics.end_epoch()
 
     def enter_train_mode(self) -> None:
-        """Put the model into training mode, and let cuDNN measure its algorithms: all crops have one size."""
+        """Put the model into training mode. All crops have one size, so let cuDNN measure its algorithms."""
         self.state.model.train()
         torch.backends.cudnn.benchmark = not self.cfg.deterministic
 
@@ -191,36 +188,35 @@ class Trainer:
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
         group.note(f"step {state.step + 1}")  # if this rank hangs, the other ranks' error names this step
-        # 1. Get the divisors. Each loss is a sum divided by the number of its terms, such as labelled pixels, in the
-        # global batch: a mean per rank would give a pixel more weight on a rank with fewer labelled pixels. If a rank
-        # got a signal, this call raises Stopped on all ranks, before any of them has changed its weights in this step.
-        # The counts are in CPU memory and summed by gloo, so nothing here waits for the GPU.
+        # 1. Count what each loss sums over in the global batch, such as labelled pixels, and divide the losses by these
+        # counts: a mean per rank would give a pixel more weight on a rank with fewer labelled pixels. The counts are in
+        # CPU memory and summed by gloo, so nothing here waits for the GPU. sum_or_stop() raises Stopped on all ranks if
+        # any rank got a signal, before any rank has changed its weights in this step.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        # progress: the share of the run that is done, 0 to 1; the CRF loss's weight rises with it. state.step is not
-        # used, because steps before a resume may have had another global batch: steps_done() converts them.
+        # progress: the share of the run that is done, 0 to 1; the CRF loss's weight rises with it. With --epochs,
+        # steps_done() counts samples, because steps before a resume may have had another global batch.
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
-        # This rank's share of each loss in criterion.names. The shares add up over micro-batches and ranks.
+        # This rank's share of each unweighted loss in criterion.names. The shares add up over micro-batches and ranks.
         parts = torch.zeros(len(criterion.names), device=group.device)
-        hits = []
+        hits = []  # [right, labelled] pixels of each micro-batch
         for number, batch in enumerate(micro_batches, start=1):
-            # Seed dropout by the place of the batch's first sample in the epoch. A run on fewer ranks then draws the
-            # same numbers, if it accumulates more batches of the same --batchsize. seed_forward() adds the epoch, and
-            # the samples of its earlier steps.
+            # Seed dropout by the position of the batch's first sample in the epoch: first_sample is its position in
+            # this step, and seed_forward() adds the epoch and state.samples. A run on fewer ranks then draws the same
+            # numbers, if it accumulates more batches of the same --batchsize.
             first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
             with gradient_sync(state.model, enabled=number == len(micro_batches)):
                 # Only the model computes in low precision: the losses need more digits.
                 with autocast(cfg.amp, group.device):
-                    # foreground: positions of foreground pixels; None unless LoRM is trained
+                    # foreground: LoRM's positions in the feature map; None unless LoRM is trained
                     outputs = state.model(batch.image, batch.foreground)
-                # LoRM is the localization rectification module (models/lorm.py). With --lorm_scope all, its number of
-                # terms depends on the features, so `divisors` cannot have it. The loss is then the mean over
-                # micro-batches of their own means: each sum is divided by its number of terms on all ranks, and by the
-                # number of micro-batches.
+                # With --lorm_scope all, the count of the LoRM loss (models/lorm.py) depends on the features, so it is
+                # not in `divisors`: the criterion divides by lorm_count. The loss is then the mean over micro-batches
+                # of (sum over all ranks / count over all ranks).
                 if "lorm_count" in outputs:
                     outputs["lorm_count"] = group.sum(outputs["lorm_count"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
@@ -230,9 +226,9 @@ class Trainer:
             if cfg.report_training_batch_acc:
                 hits.append(count_hits(outputs["logits"], batch))
 
-        # 3. optimizer_step() clips gradients, updates the weights and the EMA, sets gradients to zero, and counts the
-        # step and its samples. In this process's first step, also compare the ranks: a model that is not wrapped, or
-        # whose forward() changes its weights, would diverge between ranks without an error.
+        # 3. optimizer_step() clips gradients, updates the weights and the EMA, clears gradients, and counts the step
+        # and its samples. In this process's first step, also compare the ranks, not only at the end of the epoch: they
+        # diverge if a model is not wrapped, or if its forward() changes its weights.
         is_first = state.steps_in_process == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)
@@ -241,8 +237,8 @@ class Trainer:
         if is_first:
             rank_checks.check_weights(group, state.raw_model, compare_batch_norm=False)
 
-        # 4. Log the losses. Metrics reads them one step later, so the CPU does not wait for the GPU here. There, a loss
-        # that is not finite ends the run.
+        # 4. Log the losses. Metrics reads them in the next step, so the CPU does not wait for the GPU here. If a loss
+        # is not finite, the run ends there.
         losses = criterion.as_dict(group.sum(parts), progress)
         all_hits = group.sum(torch.stack(hits).sum(0)) if hits else None
         self.run.metrics.log_step(state, losses, lr=lr, num_images=num_images, hits=all_hits)
@@ -254,9 +250,9 @@ class Trainer:
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
         run, state, schedule, sampler = self.run, self.state, self.schedule, self.train_loader.sampler
-        state.average_batch_norm(self.group)
+        state.average_batch_norm(self.group)  # also without a validation: a resumed run checks that ranks are equal
         checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
-        if schedule.is_epoch_validation_due(state):  # expects state.epoch without this epoch
+        if schedule.is_epoch_validation_due(state):  # before state.epoch counts this epoch
             score_line, is_best = self.validate()
             line += f", {score_line}"
             checkpoints += ["best.pt"] if is_best else []
@@ -264,10 +260,9 @@ class Trainer:
         # in this epoch, and validates again. The epoch is incomplete if --max_steps or --patience ended the run early.
         if sampler.is_epoch_done(state.samples):
             state.epoch, state.samples = state.epoch + 1, 0
-            if schedule.is_epoch_save_due(state):  # expects state.epoch with this epoch
+            if schedule.is_epoch_save_due(state):  # after state.epoch counts this epoch
                 checkpoints.append(f"epoch_{state.epoch:04d}.pt")
-        # Collective: text() compares how long each rank waited for its loader, so every rank calls it.
-        pace = run.metrics.pace.text(sampler.global_batch, self.train_loader)
+        pace = run.metrics.pace.text(sampler.global_batch, self.train_loader)  # collective: every rank calls it
         log.info(f"{line}, {pace}")
         run.save(state, *checkpoints)
 
@@ -279,7 +274,7 @@ class Trainer:
         cfg, group, run, state, dataset = self.cfg, self.group, self.run, self.state, self.val_loader.dataset
         torch.backends.cudnn.benchmark = False  # images have many sizes: cuDNN would measure again for each
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.window_options)
-        with run.metrics.pause():  # exclude the validation from images per second
+        with run.metrics.pause():  # exclude the prediction from images per second
             result = evaluate_split(predictor, self.val_loader, group, "validation", keep=report.choose_images)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
@@ -287,10 +282,9 @@ class Trainer:
         name, score = deciding_score(result.scores, self.classes.names, cfg.background_class)
         is_best = state.record_score(score)  # equal on all ranks, as the scores are
         messages.log_unpredicted_classes(cfg, result.scores, self.classes)
-        # The report shows the predictions of best.pt. Other validations only add points to its curves. The next save()
-        # writes the report; after a new best score, it also writes best.pt.
+        # The next save() writes the report. The report shows the predictions of best.pt, so only a new best score needs
+        # predictions; other validations update its curves. save() gives report.update() its last argument, `path`.
         predictions = report.gather_predictions(result, group) if is_best else {}
-        # The last argument of report.update, `path`, is missing here: save() fills it in.
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
         return messages.score_text(name, score, result.scores, is_best, state), is_best
 

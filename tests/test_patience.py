@@ -45,9 +45,9 @@ def test_run_ends_after_n_validations_without_a_better_one_and_again_if_it_is_re
 
 
 def test_when_a_run_validates(demo_run):
-    # 4 steps an epoch. The first epoch has no validation, so neither has step 3.
-    late = {"epochs": 3, "patience": 0, "val_start_epoch": 1, "val_step_frequency": 3, "name": "late"}
-    assert steps(demo_run(**STILL | late), "val") == [6, 8, 9, 12]
+    # 4 steps an epoch. The first epoch has no validation, so neither have steps 2 and 4, also not when epoch 2 begins.
+    late = {"epochs": 3, "patience": 0, "val_start_epoch": 1, "val_step_frequency": 2, "name": "late"}
+    assert steps(demo_run(**STILL | late), "val") == [6, 8, 10, 12]
     # Step 3, the epoch's end, and step 6, after which --patience 2 ends the run in mid-epoch.
     assert steps(demo_run(**STILL | {"val_step_frequency": 3, "name": "patient"}), "val") == [3, 4, 6]
 

@@ -71,12 +71,12 @@ class Schedule:
         return state.epoch >= self.cfg.epochs
 
     def is_step_validation_due(self, state: TrainState) -> bool:
-        """Return whether a validation is due after the previous step and was not done yet.
+        """Return whether a validation is due after the previous step of this epoch, and was not done yet.
 
         --val_step_frequency and --val_start_epoch decide.
         """
         is_due = _is_due(state.step, self.cfg.val_step_frequency) and state.epoch >= self.cfg.val_start_epoch
-        return is_due and state.validated != state.step
+        return is_due and state.samples > 0 and state.validated != state.step
 
     def is_epoch_validation_due(self, state: TrainState) -> bool:
         """Return whether a validation is due after the epoch that has just been trained."""

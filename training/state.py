@@ -68,7 +68,7 @@ class TrainState:
     def optimizer_step(self, lr: float, num_samples: int) -> None:
         """Update the weights with this lr, after the backward passes of num_samples samples of all ranks.
 
-        Each parameter group gets lr times its "lr_factor". Gradients are clipped first, and then set to zero. A step
+        Each parameter group gets lr times its "lr_factor". Gradients are clipped first, and cleared afterwards. A step
         that the scaler skips does not change the weights, but counts as a step and updates the EMA.
         """
         for part in self.optimizer.param_groups:
