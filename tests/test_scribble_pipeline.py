@@ -21,6 +21,7 @@ from test_layout import put
 
 from data.demo import draw_dataset
 from support.errors import STOPPED, UserError
+from support.files import write_atomic
 from tools.scribbles import chain
 from tools.scribbles import pipeline as scribble_pipeline
 from tools.scribbles.__main__ import main as simulate
@@ -174,9 +175,14 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     assert [" ".join(own) in " ".join(command) for command in commands[1:]] == [True] * 6
     assert label[-8:] == ["--workers", "0", *own, "--scales", "1", "1.5", "--flip"]
     assert score[-4:] == ["--workers", "0", *own]
-    (work / "round_0").mkdir()
+    assert "better model" not in capsys.readouterr().err
+    for number, miou in enumerate((0.4, 0.5, 0.45)):
+        lines = [{"kind": "val", "step": step, "miou": miou - 0.1 * step} for step in (0, 1)]
+        write_atomic(work / f"round_{number}/metrics.jsonl", "\n".join(map(json.dumps, lines)), parents=True)
     (work / "round_0/last.pt").touch()
     assert scribble_pipeline.main([*words, "--workers", "1"]) == 0  # does not change the model
+    better = f"{work / 'round_1/best.pt'} is the better model"
+    assert f"round_1 scored 50.00% in validation, and round_2 45.00%: {better}\n" in capsys.readouterr().err
     changes = {"--epochs 99": "epochs", "--pseudo=--flip": "pseudo", "--l_crf 0": "given flags"}
     for more, named in changes.items():
         with pytest.raises(UserError, match=rf"work: has results made with other settings \({named}\), see .*chain"):

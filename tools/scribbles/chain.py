@@ -12,7 +12,8 @@ from flags import Config
 from support import shell, signals
 from support.errors import UserError
 from support.files import write_atomic
-from support.terminal import say
+from support.terminal import say, warn
+from tools.compare_runs import read_run
 from tools.scribbles.drawn_strokes import Pass, strokes_table
 
 # What stops the chain: a signal without a handler would end it alone, and leave the command running.
@@ -55,6 +56,11 @@ class Chain:
             self.train(current, number, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
         words = ["--checkpoint", work / f"round_{count}" / "best.pt", "--report", work / "report"]
         run("evaluate.py", *words, "--json", work / "scores.json", *self.launch)
+        scores = [read_run(work / f"round_{number}", "").score for number in range(count + 1)]
+        best = scores.index(max(scores))
+        if scores[best] > scores[-1]:
+            warn(f"warning: round_{best} scored {scores[best]:.2%} in validation, and round_{count} {scores[-1]:.2%}: "
+                 f"{work / f'round_{best}' / 'best.pt'} is the better model")  # fmt: skip
 
     def train(self, current: Pass, number: int, *more: object) -> None:
         """Train the model of a round."""
