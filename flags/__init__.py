@@ -41,7 +41,7 @@ def parse_flags(argv: list[str] | None = None) -> Config:
     file = ConfigFile(Path(first.config), first.stage) if first.config and not {"-h", "--help"} & set(words) else None
     content = READER.yaml_file(file) if file else Parsed({}, None, [])
     task = first.task or content.values.get("task", "train")
-    reader, program = TASKS.get(task, TASKS["train"])
+    reader = TASKS.get(task, TASKS["train"])[0]
     overrides, config_file, notes = reader.command_line(words)
     notes = notes + content.notes
     if file is None and "dataset_path" not in overrides:
@@ -61,28 +61,14 @@ def parse_flags(argv: list[str] | None = None) -> Config:
         file_values = file_values | {"name": f"{name}-{stage}" if stage else name}  # each stage is a run of its own
     task_flags: dict[str, Any] = {}
     if task != "train":
-        # A flag that the program knows by another name, such as --batchsize, has the program's meaning.
-        own = {name: value for name, value in overrides.items() if name not in program.aliases}
-        renamed = {program.aliases[name]: value for name, value in overrides.items() if name in program.aliases}
-        overrides = own | renamed | own  # if both are set, the flag's own name counts
-        used = {*program.flags, "task", "name", "logdir", *(item.name for item in dataclasses.fields(DataFlags))}
-        unused = [f"--{name}" for name in overrides if name not in used]
-        notes = [note for note in notes if not note.startswith("--batch_size")]
-        notes += [f"--task {task} does not use {', '.join(unused)}"] if unused else []
-        task_flags = {name: value for name, value in overrides.items() if name in program.flags}
-        overrides = {name: value for name, value in overrides.items() if name in FLAGS}
+        overrides, task_flags, unused = _split_task_flags(task, overrides)
+        notes = [note for note in notes if not note.startswith("--batch_size")] + unused
     merged = READER.merge(file_values, overrides)
     if saved:
         own_code.refuse_unnamed(content.values, overrides, str(saved))
-    if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
-        notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
     # If the command line disables a flag of the file, a note says so. A flag idle in the file alone is an error.
     typed = set(overrides) | (set() if saved else set(idle_flags(Config(**file_values), file_values)))
-    notes += [
-        f"--{item.replaces} is not used: --{item.name} {merged[item.name]} replaces it"
-        for item in FLAGS.values()
-        if {item.replaces, item.name} <= set(overrides) and merged[item.name] != item.default
-    ]
+    notes += _unused_notes(merged, overrides)
     given = frozenset(merged)
     is_open = Config(**merged, given=given).leaves_layout_open
     if "model_type" not in merged and not is_open:
@@ -104,6 +90,35 @@ def _first_flags(words: list[str]) -> argparse.Namespace:
     for name in ("config", "stage", "task"):
         parser.add_argument(f"--{name}", nargs="?", const="", default="")
     return parser.parse_known_args([word for word in words if word != "--"])[0]  # launchers pass it on
+
+
+def _split_task_flags(task: str, overrides: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return the flags of train.py, the flags of the program that --task runs, and a note on flags that neither uses.
+
+    overrides: {flag: value} of the command line.
+    """
+    program = TASKS[task][1]
+    # A flag that the program knows by another name, such as --batchsize, has the program's meaning.
+    own = {name: value for name, value in overrides.items() if name not in program.aliases}
+    renamed = {program.aliases[name]: value for name, value in overrides.items() if name in program.aliases}
+    overrides = own | renamed | own  # if both are set, the flag's own name counts
+    used = {*program.flags, "task", "name", "logdir", *(item.name for item in dataclasses.fields(DataFlags))}
+    unused = [f"--{name}" for name in overrides if name not in used]
+    task_flags = {name: value for name, value in overrides.items() if name in program.flags}
+    overrides = {name: value for name, value in overrides.items() if name in FLAGS}
+    return overrides, task_flags, [f"--task {task} does not use {', '.join(unused)}"] if unused else []
+
+
+def _unused_notes(merged: dict[str, Any], overrides: dict[str, Any]) -> list[str]:
+    """Return notes on flags that others replace. merged: {flag: value}. overrides: those of the command line."""
+    notes = []
+    if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
+        notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")
+    return notes + [
+        f"--{item.replaces} is not used: --{item.name} {merged[item.name]} replaces it"
+        for item in FLAGS.values()
+        if {item.replaces, item.name} <= set(overrides) and merged[item.name] != item.default
+    ]
 
 
 def _config_of_run(flag: str, run: str) -> Path | None:
