@@ -31,6 +31,10 @@ ITSELF = "is the image and its label at once: name the ending of label files wit
 MAX_LIST, MAX_LINE = 2**28, 4096  # bytes; a path of Linux has at most 4096
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
 
+# {map: flag of its folder}; a label's is --train_path or --val_path.
+PATH_FLAGS = {"image": "--image_path", "pseudo": "--pseudo_path"}
+PATH_FLAGS |= {"distance_s": "--distancemap_s", "distance_c": "--distancemap_c"}
+
 
 @dataclass(frozen=True)
 class Split:
@@ -55,7 +59,7 @@ class Split:
         """
         for kind, folder in self.folders.items():
             if not folder.is_dir():
-                flags = "--image_path" if kind == "image" else "--train_path, --val_path or --pseudo_path"
+                flags = PATH_FLAGS.get(kind, "--train_path or --val_path")
                 raise UserError(f"{folder}: no such folder (for the {kind} files): create it, or correct {flags}")
         matches = match_files(self)
         if not matches:

@@ -45,6 +45,12 @@ def nothing(data: Path) -> None:
     [
         (shutil.rmtree, "", "data: no such folder"),
         (remove("ImageSets/SegmentationAug/val.txt"), "", "val.txt: no such list"),
+        (nothing, "--train_path x", "x: no such folder (for the label files): create it, or correct --train_path"),
+        (
+            nothing,
+            "--distancemap_s x",
+            "x: no such folder (for the distance_s files): create it, or correct --distancemap_s",
+        ),
         (remove("JPEGImages/demo_0002.jpg"), "", "train.txt: 'demo_0002': no such image in"),
         (truncate("JPEGImages/demo_0002.jpg"), "", "demo_0002.jpg: not a whole, readable image"),
         (
