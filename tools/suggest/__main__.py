@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from support.log import log
-
 if not __package__:  # started as a file from another folder: python PATH/tools/suggest
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
@@ -23,6 +21,7 @@ from flags.programs import LOADER
 from flags.reader import FlagReader
 from flags.shared import DataFlags, ImageFlags, InferenceFlags, LaunchFlags, ModelFlags
 from support import program, shell
+from support.log import log
 
 ABOUT = """Suggest where the next strokes, or the next masks, would teach a model most.
 
