@@ -34,7 +34,6 @@ from support.files import check_file, write_atomic
 from support.labels import IGNORE
 from support.progress import counted
 from training.data import prepare_demo_data
-from training.data_flags import warn_of_other_class_names
 from training.scores import image_scores, table
 from utils import get_eval_loader
 
@@ -54,7 +53,7 @@ def evaluate(flags: EvaluateFlags, overrides: dict, group: Group) -> None:
     split = flags.split or cfg.val_split
     prepare_demo_data(cfg, group)
     remedy = "add a --label_map FILE from the data set's class numbers to the model's"
-    warn_of_other_class_names(cfg, classes, model.file.config or {}, remedy)
+    model.warn_of_other_class_names(remedy)
     loader = get_eval_loader(cfg, split, group)
     dataset = loader.dataset
     rank_checks.check_setup(group, {f"{split} list": dataset})

@@ -29,7 +29,6 @@ from support.errors import UserError
 from support.files import check_file, write_atomic
 from support.results import reserve
 from training.data import find_files, prepare_demo_data
-from training.data_flags import warn_of_other_class_names
 
 LABEL_FLAGS = ("numclasses", "background", "val_batchsize")  # on which pseudo-labels depend, too
 TRAINING_FLAGS = (*LAYOUT, "numclasses", "classes", "background", "long_side", "l_crf")
@@ -63,7 +62,7 @@ def make(flags: PseudoFlags, overrides: dict, group: Group) -> None:
     settings = trained.settings(flags) | {name: getattr(cfg, name) for name in LABEL_FLAGS} | cfg.architecture
     prepare_demo_data(cfg, group)
     remedy = "use a model trained on the data set's classes: the pseudo-labels get its class numbers"
-    warn_of_other_class_names(cfg, classes, trained.file.config or {}, remedy)
+    trained.warn_of_other_class_names(remedy)
     split, folder = flags.split or cfg.train_split, Path(flags.output)
     dataset = pseudo_folder.find_scribbles(cfg, split, flags.train_path)
     if cfg.dataset == "Folder":  # its labels are in a folder for the split, such as OUTPUT/train

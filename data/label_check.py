@@ -76,9 +76,9 @@ def check_sample(
         log.warning(f"{problem}, as from bilinear resizing or JPEG: {paths[0]} ...: resize masks by nearest neighbour")
     if present == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
-    if scored == {0, IGNORE} and present - scored:
+    if scored == {0, IGNORE} and present - scored and set().union(*read_values(val)) == scored:
         problem = "the validation masks hold only 0 and 255 (ignored), so only class 0 is scored"
-        log.warning(f"{problem}: if 255 is the object, write it as 1; to check the labels: {command}")
+        raise UserError(f"{problem}: if 255 is the object, write it as 1; to check the labels: {command}")
     masks = [] if "pseudo" in train[0] else labels  # scribbles of class 0 alone also contain 0 and 255 only
     _judge(present, masks, num_classes, command)
 

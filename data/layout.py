@@ -127,7 +127,7 @@ def find_split(
     list_file = first_folder(root, list_path, *LISTS) / f"{split}.txt"
     if not list_file.exists():
         others = " and ".join(sorted(path.stem for path in list_file.parent.glob("*.txt"))[:8])
-        choose = "choose with --train_split or --val_split (evaluate.py: --split)"
+        choose = "choose with --train_split or --val_split (other programs: --split)"
         remedy = f", but {others}: {choose}" if others else find_flags(root)
         raise UserError(f"{list_file}: no such list{remedy}")
     defaults = {"label": MASKS if dataset == "Dense" else (SCRIBBLES,), "pseudo": (PSEUDO,)}
@@ -276,5 +276,6 @@ def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) ->
     unread = "".join(f"; {where}: {note}" for where, note in left_out(folder, ".png").items())
     return (
         f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
-        f"the mask, or {away}; if mask names have an ending of their own, such as _mask, use --label_suffix{unread}"
+        f"the mask (255 everywhere if there is nothing to label), or {away}; if mask names have an ending of their own"
+        f", such as _mask, use --label_suffix{unread}"
     )

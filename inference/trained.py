@@ -37,6 +37,7 @@ from support.user_code import is_code
 from support.user_code import load as load_code
 from training import checkpoint
 from training.checkpoint_content import naming_flag
+from training.data_flags import warn_of_other_class_names
 from training.record.log import start_logging
 
 OUT_OF_MEMORY_ADVICE = "lower --val_batchsize, use a --window such as 465, or --amp bf16"
@@ -184,6 +185,11 @@ class TrainedModel:
         if broken:
             raise UserError(f"--checkpoint {self.path}: {broken} is not finite: use an earlier checkpoint")
         return model.eval().to(device).to(memory_format=torch.channels_last)
+
+    def warn_of_other_class_names(self, remedy: str, folder: Path | None = None) -> None:
+        """Log a warning if a data set's file has other class names. folder: of the data set; None: --dataset_path."""
+        cfg = self.cfg if folder is None else dataclasses.replace(self.cfg, dataset_path=str(folder))
+        warn_of_other_class_names(cfg, self.classes, self.file.config or {}, remedy)
 
     def settings(self, flags: InferenceFlags) -> dict[str, Any]:
         """Return all that predictions depend on, {name: value}: the settings of an output folder."""

@@ -101,6 +101,13 @@ def remove_scratch(paths: Iterable[Path]) -> None:
                 path.unlink()
 
 
+def lock_file(path: Path) -> BinaryIO | None:
+    """Open a file, made if missing, and lock it until it is closed. Return None if another process holds the lock."""
+    with write_errors(path):
+        file = path.open("ab")
+    return file if _lock(file) else None
+
+
 def _lock(file: BinaryIO) -> bool:
     """Lock an open file until it is closed or the process killed. Return False if another process holds the lock."""
     if fcntl:  # Windows removes no file that is open

@@ -10,7 +10,18 @@ from unittest import mock
 import numpy as np
 import pytest
 from conftest import REPO
-from faulty_data import FAULTY, FAULTY_LISTS, Drawn, draw_clean, draw_faulty, draw_faulty_lists, label, picture, turned
+from faulty_data import (
+    FAULTY,
+    FAULTY_LISTS,
+    Drawn,
+    draw_clean,
+    draw_faulty,
+    draw_faulty_lists,
+    label,
+    picture,
+    scribblesup_like,
+    turned,
+)
 from PIL import Image
 from test_layout import put
 
@@ -280,6 +291,19 @@ def test_masks_of_two_kinds_are_told_apart_mask_by_mask(tmp_path, capsys):
     assert "to fix" in report(tmp_path, capsys, 2)
     (tmp_path / "classes.txt").write_text("ground\ncar\ntree\n")
     assert "to fix" not in report(tmp_path, capsys, 2)
+
+
+def test_masks_of_255_beside_strokes_get_no_command(tmp_path, capsys):
+    """--label_map binary would read the strokes' 255, no stroke, as the object."""
+    drawn = scribblesup_like(tmp_path)
+    for name in ("a", "b"):
+        drawn.pair(name, mask=label(0, 255))
+        drawn.put("scribble", f"{name}.png", label(0, 1, 255))
+    drawn.write_lists(train="a", val="b")
+    said = report(tmp_path, capsys, 2, "--dataset", "ScribbleOnly")
+    assert "label-binary-255 (2)" in said
+    assert "beside strokes, where 255 means no stroke, write the object as 1" in said
+    assert "to fix" not in said
 
 
 def test_objects_of_255_without_splits_are_read_as_train_py_will(tmp_path, capsys):

@@ -160,7 +160,10 @@ def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path):
     ("more", "message"),
     [
         (["--output", ""], "--output is not set"),
-        (["--output", "data", "--overwrite"], "which pseudo.py did not write: name another folder"),
+        (
+            ["--output", "data", "--overwrite"],
+            "pseudo.py did not write, or pseudo.json is missing: name another folder",
+        ),
         (["--output", "data/SegmentationClassAug"], "which programs read as input"),
         (["--dataset_path", ""], "--dataset_path is not set"),
         (["--checkpoint", ""], "--checkpoint is not set"),

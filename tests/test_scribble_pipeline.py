@@ -21,7 +21,7 @@ from test_layout import put
 
 from data.demo import draw_dataset
 from support.errors import STOPPED, UserError
-from support.files import write_atomic
+from support.files import lock_file, write_atomic
 from tools.scribbles import chain
 from tools.scribbles import pipeline as scribble_pipeline
 from tools.scribbles.__main__ import main as simulate
@@ -197,6 +197,17 @@ def test_each_step_gets_its_flags_and_a_folder_has_results_of_one_command(data, 
     with pytest.raises(UserError, match=r"other settings \(lists\)"):
         scribble_pipeline.main(words)
     (root / "my_lists/few.txt").write_text(listed)
+    held = lock_file(work / "chain.lock")
+    with refused(f"{work}: another scribble_pipeline works there: wait until it ends"):
+        scribble_pipeline.main(words)
+    held.close()
+    first = (root / "my_lists/val.txt").read_text().split()[0]
+    for file, named in ((f"my_masks/{first}.png", "validation masks"), (f"JPEGImages/{names[0]}.jpg", "images")):
+        content = (root / file).read_bytes()
+        (root / file).write_bytes(content + b"0")
+        with pytest.raises(UserError, match=rf"other settings \({named}\)"):
+            scribble_pipeline.main(words)
+        (root / file).write_bytes(content)
     for name in names:
         put(root / f"pascal_2012_scribble/{name}.bmp", np.zeros((2, 2), np.uint8))
     with pytest.raises(UserError, match=r"other settings \(scribbles\)"):

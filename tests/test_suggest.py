@@ -34,8 +34,9 @@ from data.images import read_label
 from inference import random_walk
 from inference.pseudo_labels import Stroked
 from tools.convert.__main__ import main as convert
+from tools.convert.reading import list_name
 from tools.scribbles import chain, pipeline
-from tools.scribbles.drawn_strokes import Pass
+from tools.scribbles.drawn_strokes import Pass, strokes_table
 from tools.suggest import places as module
 from tools.suggest.__main__ import main
 from tools.suggest.page import figure, page
@@ -160,14 +161,24 @@ def test_drawn_files_convert_to_the_strokes_before_and_the_new_ones(words, demo_
     assert f"labelme {folder}" in capsys.readouterr().out
 
 
-def test_a_folder_of_photos_has_no_strokes_and_a_mask_has_no_places(checkpoint, demo_root, tmp_path):
+def test_a_folder_of_photos_has_no_strokes_and_a_mask_has_no_places(checkpoint, demo_root, tmp_path, capsys):
     photos = shutil.copytree(demo_root / "JPEGImages", tmp_path / "photos")
     put(photos / "small.png", np.zeros((3, 5, 3), np.uint8))
+    for name in ("sub dir/demo 1", "sub_dir/demo_1"):  # LabelMe's files are in one folder, without spaces
+        put(photos / f"{name}.png", np.full((50, 60, 3), 99, np.uint8))
     out = tmp_path / "masks"
-    assert main([str(photos), *using(checkpoint, "--budget", 3, "--masks", "--output", out)]) == 0
+    assert main([str(photos), *using(checkpoint, "--budget", 999, "--masks", "--output", out)]) == 0
+    said = capsys.readouterr().out
     names = [row["image"] for row in rows(out)]
-    assert len({*names}) == 3
-    assert sorted(path.stem for path in (out / "labelme").iterdir()) == sorted(names)
+    assert len({*names}) == len(names) == len([*photos.rglob("*.*")]) - 1
+    assert f"--budget 999: only {len(names)} found" in said
+    assert "1 image(s), such as " in said
+    assert len({"sub dir/demo 1", "sub_dir/demo_1"} & {*names}) == 1
+    assert sorted(path.stem for path in (out / "labelme").iterdir()) == sorted(map(list_name, names))
+    assert said.splitlines()[-1].endswith(f"--classes {out}/classes.txt --unlabelled ignore")  # classes 0 to 4
+    (photos / "small.png").unlink()
+    shutil.rmtree(photos / "sub dir")
+    shutil.rmtree(photos / "sub_dir")
     both = [str(demo_root), str(photos), *using(checkpoint, "--budget", 500, "--output", tmp_path / "both")]
     assert main(both) == 0
     # An image of both folders counts once, with its strokes.
@@ -195,6 +206,29 @@ def test_strokes_and_areas_of_a_black_class_are_seen_on_a_dark_photo():
     assert painted.min() > 90  # half of 10 and half of the light grey
     assert drawn[:70].max() < 30
     assert "background:#000000" not in page([shown], read_classes("", 3), masks=False)
+
+
+def test_images_of_16_bits_are_seen_in_labelme_as_the_model_sees_them(checkpoint, tmp_path):
+    deep = np.full((40, 50), 300, np.uint16)
+    deep[:20] = 400
+    put(tmp_path / "photos/a.tif", deep)
+    flags = ["--budget", 1, "--masks", "--value_range", 300, 400, "--output", tmp_path / "next"]
+    assert main([str(tmp_path / "photos"), *using(checkpoint, *flags)]) == 0
+    shown = np.array(Image.open(tmp_path / "next/labelme/a.png"))
+    assert (shown.dtype, shown[0, 0].tolist(), shown[-1, 0].tolist()) == (np.uint8, [255] * 3, [0] * 3)
+
+
+def test_class_names_of_the_data_set_that_are_not_the_models_are_named(checkpoint, demo_root, tmp_path, capsys):
+    named = torch.load(checkpoint, weights_only=False)
+    classes = str(demo_root / "classes.txt")
+    named["config"] |= {"classes": classes}
+    named["texts"] = {"classes": Path(classes).read_text()}
+    torch.save(named, tmp_path / "best.pt")
+    other = shutil.copytree(demo_root, tmp_path / "other")
+    names = Path(classes).read_text().splitlines()
+    (other / "classes.txt").write_text("\n".join(names[::-1]))
+    assert main([str(other), *using(tmp_path / "best.pt", "--budget", 1, "--output", tmp_path / "next")]) == 0
+    assert f"{other}/classes.txt: has other class names than the checkpoint" in capsys.readouterr().out
 
 
 def test_killed_and_repeated_it_suggests_the_same_and_keeps_what_was_drawn(words, suggested, tmp_path):
@@ -232,8 +266,11 @@ def test_a_user_error_is_one_line(words, suggested, demo_root, tmp_path):
         main([*words, "--budget", "7"])
     with refused("nowhere: no such folder: name a data set"):
         main(["nowhere", *words[1:]])
-    with refused("lies in"):
-        main([*words, "--output", str(demo_root / "JPEGImages/next")])
+    with refused("classes.txt: not a folder: name a data set"):
+        main([str(demo_root / "classes.txt"), *words[1:]])
+    for out in (demo_root / "JPEGImages/next", demo_root):
+        with refused("lies in"):
+            main([*words, "--output", str(out)])
     other = shutil.copytree(demo_root, tmp_path / "other")
     put(other / "pascal_2012_scribble/demo_0003.png", np.zeros((4, 5), np.uint8))
     with refused(f"{other}/pascal_2012_scribble/demo_0003.png: 5x4 pixels, but its image"):
@@ -262,7 +299,8 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
             shutil.copy(checkpoint, folder / "best.pt")
         elif program == "evaluate.py":
             scores = Path(words[words.index("--json") + 1])
-            scores.write_text(json.dumps({"miou": 0.25 * len(commands) / 5}))
+            values = {"miou": 0.25 * len(commands) / 5, "iou": [0.5] * 5, "classes": [*"abcde"]}
+            scores.write_text(json.dumps(values))
         elif "suggest" in program:
             assert main([*words, "--workers", "0"]) == 0
         elif "convert" in program:
@@ -284,11 +322,24 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     assert programs() == "train pseudo train evaluate suggest"
     assert pipeline.main(words) == 0  # nothing was drawn
     assert programs() == "convert"
+    scores = (work / "scores.json").read_text()
+    one_object = {"miou": 0.9, "iou": [0.99, 0.6], "share": [0.9, 0.1], "classes": ["background", "car"]}
+    (work / "scores.json").write_text(json.dumps(one_object))
+    cfg = pipeline.read_flags(["--background", "0"], data)[1]
+    title, line = strokes_table([Pass(work, data / "pascal_2012_scribble")], cfg)
+    assert (title.split(maxsplit=2)[2], line.split()[2]) == ("IoU of class 1 (car)", "60.00")  # decides, not the mIoU
+    (work / "scores.json").write_text(scores)
     other_budget, kept = [*words[:2], "--budget", "9"], "next keeps the places of an earlier start (--budget 4); the"
     assert kept not in capsys.readouterr().out
     assert pipeline.main(other_budget) == 0
     assert kept in capsys.readouterr().out
     assert programs() == "convert"
+    for damaged in ("{", "[]", "{}"):
+        content = (work / "next/suggestions.json").read_text()
+        (work / "next/suggestions.json").write_text(damaged)
+        with refused("suggestions.json: "):
+            pipeline.main(words)
+        (work / "next/suggestions.json").write_text(content)
     (work / "next/next.csv").unlink()  # as if tools.suggest was stopped
     assert pipeline.main(other_budget) == 0
     assert kept in capsys.readouterr().out
@@ -317,7 +368,8 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     file.write_text(json.dumps(content))
     saved_meanwhile[file] = text  # too late
     assert pipeline.main(words) == 0
-    assert commands[1][-2:] == ["--pretrained", str(work / "round_1/best.pt")]
+    for number in (1, 3):
+        assert commands[number][-2:] == ["--pretrained", str(work / "round_1/best.pt")]
     assert programs() == "convert train pseudo train evaluate suggest"
     saved_meanwhile.clear()
     assert pipeline.main(words) == 0

@@ -74,7 +74,7 @@ def fix_lines(counts: Counts, findings: Findings) -> list[str]:
             problem = f"{counts.class_file}: has no colours, which would say which class a colour is, so it is not used"
             remedy = "to use its names, write a FILE of lines 'name #RRGGBB', and check with --classes FILE"
             lines = [f"{problem}: {remedy}"]
-    elif "label-binary-255" in codes and not _has_class_2(counts):
+    elif "label-binary-255" in codes and not (_has_class_2(counts) or counts.has_strokes):
         commands = [[*again, "--label_map", "binary", *([] if counts.class_file else ["--numclasses", 2])]]
     elif "no-split" in codes and codes.isdisjoint(("image-without-label", "two-files-of-one-name")):
         commands = [_split(counts)]

@@ -45,7 +45,7 @@ class Chain:
         run("tools/scribbles/__main__.py", "simulate", masks, output, *words)
 
     def train_rounds(self, current: Pass, *start: object) -> None:
-        """Train all rounds of a pass, and score the last model. start: flags of the first round."""
+        """Train all rounds of a pass, and score the last model. start: more flags for train.py."""
         work, count = current.folder, self.rounds
         self.train(current, 0, "--dataset", "ScribbleOnly", *start)
         for number in range(1, count + 1):
@@ -53,7 +53,7 @@ class Chain:
             words = ["--checkpoint", work / f"round_{number - 1}" / "best.pt", "--train_path", current.scribbles]
             words += ["--output", labels, *self.launch, *self.pseudo]
             run("pseudo.py", *words, num_processes=self.processes)
-            self.train(current, number, "--dataset", "ScribblePseudo", "--pseudo_path", labels)
+            self.train(current, number, "--dataset", "ScribblePseudo", "--pseudo_path", labels, *start)
         words = ["--checkpoint", work / f"round_{count}" / "best.pt", "--report", work / "report"]
         run("evaluate.py", *words, "--json", work / "scores.json", *self.launch)
         scores = [read_run(work / f"round_{number}", "").score for number in range(count + 1)]
@@ -121,8 +121,8 @@ class Chain:
         except subprocess.CalledProcessError as error:
             if error.returncode != 1:
                 raise
-            raise UserError(f"{current.suggested / 'labelme'}: its files have the faults named above: mend them in "
-                            "LabelMe, then repeat the command") from None  # fmt: skip
+            raise UserError(f"{current.suggested / 'labelme'}: its files have the faults named above: mend them, or "
+                            "remove them to keep the strokes before, then repeat the command") from None  # fmt: skip
         if following.take_strokes(current, taken, self.cfg):
             return True
         if budget not in (None, self.budget):

@@ -9,12 +9,13 @@ import numpy as np
 from data.images import label_png, read_label
 from data.layout import SCRIBBLES, find_split
 from flags import Config
+from support.best_score import deciding_score
 from support.errors import UserError
-from support.files import read_bytes, read_text, sha256, write_atomic
+from support.files import read_bytes, sha256, write_atomic
 from support.labels import IGNORE
 from support.terminal import warn
 from tools.convert.formats import labelme
-from tools.convert.reading import MAX_BYTES, list_name
+from tools.convert.reading import MAX_BYTES, list_name, read_json
 from tools.convert.source import Options, Source
 from tools.scribbles.simulate import find_regions
 
@@ -44,7 +45,7 @@ class Pass:
         """Return the --budget with which tools.suggest began to write to `suggested`; None if no image is there."""
         if not any((self.suggested / "labelme").glob("*")):
             return None
-        return json.loads(read_text(self.suggested / "suggestions.json", MAX_BYTES))["budget"]
+        return _read_object(self.suggested / "suggestions.json", "budget")["budget"]
 
     def drawings(self) -> dict[str, str]:
         """Return the digest of each LabelMe file in `suggested`, by its name."""
@@ -91,7 +92,7 @@ class Pass:
 
     def warn_of_late_drawings(self, before: "Pass") -> None:
         """Warn if a LabelMe file of `before` has changed since this pass took its strokes."""
-        taken = json.loads(read_text(self.folder / TAKEN, MAX_BYTES))
+        taken = _read_object(self.folder / TAKEN)
         if late := [name for name, digest in before.drawings().items() if taken.get(name) != digest]:
             file = before.suggested / "labelme" / late[0]
             warn(f"warning: {file}: changed after {self.folder.name} had read it, so the changes are not used: draw in "
@@ -99,14 +100,26 @@ class Pass:
 
 
 def strokes_table(passes: list[Pass], cfg: Config) -> list[str]:
-    """Return lines of text: the number of strokes and of labelled pixels of each pass, and its mIoU in percent."""
-    lines = [f"{'strokes':>10}{'pixels':>12}{'mIoU':>8}"]
+    """Return lines of text: the number of strokes and of labelled pixels of each pass, and its score in percent.
+
+    The score is the mIoU, or the IoU of a single object.
+    """
+    lines, title = list[str](), ""
     for item in passes:
         num_strokes = num_pixels = 0
         for path in item.strokes(cfg).values():
             label = read_label(path, IGNORE)
             num_pixels += int((label != IGNORE).sum())
             num_strokes += len(find_regions(label, min_area=1))
-        miou = json.loads(read_text(item.folder / "scores.json", MAX_BYTES))["miou"]
-        lines.append(f"{num_strokes:>10}{num_pixels:>12}{100 * miou:>8.2f}")
-    return lines
+        scores = _read_object(item.folder / "scores.json", "miou", "iou", "classes")
+        title, score = deciding_score(scores, scores["classes"], cfg.background_class)
+        lines.append(f"{num_strokes:>10}{num_pixels:>12}{100 * score:>8.2f}")
+    return [f"{'strokes':>10}{'pixels':>12}    {title}", *lines]
+
+
+def _read_object(path: Path, *names: str) -> dict:
+    """Return the object in a JSON file. Raises UserError if it is damaged or has no entry of these names."""
+    content = read_json(path)
+    if not isinstance(content, dict) or not content.keys() >= {*names}:
+        raise UserError(f"{path}: is damaged: restore it")
+    return content

@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from data.classes import read_classes
 from data.images import read_label
 from data.label_check import MAX_LABELS_READ
-from data.layout import MASKS, SCRIBBLES, find_split, first_folder
+from data.layout import MASKS, SCRIBBLES, Split, find_split, first_folder
 from flags import Config, as_dict, as_words, parse_flags, without_defaults
 from flags.auto_recipe import RECIPE_FLAGS
 from flags.declare import flag
@@ -35,7 +35,7 @@ from flags.reader import FlagReader
 from flags.shared import DataFlags, LaunchFlags
 from support import program, shell
 from support.errors import STOPPED, UserError
-from support.files import sha256
+from support.files import lock_file, sha256
 from support.labels import BACKGROUND, IGNORE
 from support.results import reserve
 from support.terminal import warn
@@ -44,6 +44,7 @@ from tools.check.rules import DENSE_STROKES
 from tools.scribbles.__main__ import READER as SIMULATE
 from tools.scribbles.chain import STOP_SIGNALS, Chain
 from tools.scribbles.drawn_strokes import PATHS, Pass
+from tools.suggest.labelme import check_names
 
 OWN = ("dataset", "dataset_path", "train_path", "pseudo_path", "logdir", "name", "resume")  # flags that the chain sets
 DATA = tuple(item.name for item in dataclasses.fields(DataFlags))
@@ -103,6 +104,8 @@ def run_steps(args: PipelineFlags) -> None:
     """Check the input, then run all steps. Raises UserError on wrong input, CalledProcessError if a step fails."""
     data, work = args.data.resolve(), args.out.resolve()
     flags, cfg = read_flags(list(args.others), data)
+    if args.budget and cfg.classes:
+        check_names(read_classes(cfg.classes, cfg.numclasses).names, cfg.classes)
     simulate = read_words(args, "simulate", SIMULATE, OWN_SIMULATE, "simulate", "MASKS", "OUT")
     pseudo = read_words(args, "pseudo", PSEUDO, OWN_PSEUDO)
     drawn, masks = (data / SCRIBBLES).is_dir(), first_folder(data, cfg.val_path, *MASKS)
@@ -115,6 +118,9 @@ def run_steps(args: PipelineFlags) -> None:
     labels = reserve_folder(data, work, folder, masks, cfg, {"simulate": simulate, "pseudo": pseudo})
     launch = as_words(without_defaults({name: getattr(cfg, name) for name in PASSED_ON}))
     launch += ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []  # no checkpoint runs code by itself
+    lock = lock_file(work / "chain.lock")  # until this function ends
+    if not lock:
+        raise UserError(f"{work}: another scribble_pipeline works there: wait until it ends, or name another folder")
     first = Pass(work, folder if drawn else None)
     chain = Chain(data, flags, cfg, pseudo, launch, args.rounds, args.processes, args.budget)
     if not drawn:
@@ -135,32 +141,41 @@ def reserve_folder(
     flags or labels.
     """
     given, paths = cfg.given, {name: getattr(cfg, name) for name in PATHS}
-    splits = [
-        find_split(data, "Dense", split, {"label": str(folder)}, **paths) for split in (cfg.train_split, cfg.val_split)
-    ]
+    train, val = (
+        find_split(data, "Dense", split, {"label": str(place)}, **paths)
+        for split, place in ((cfg.train_split, folder), (cfg.val_split, masks))
+    )
     drawn = folder == data / SCRIBBLES
     if not given & {"numclasses", "classes"}:
         check = shell.python_command("-m", "tools.check", data, "--dataset", "ScribbleOnly" if drawn else "Dense")
         raise UserError(f"{data / 'classes.txt'}: no such file: list the class names there, one per line, or "
                         f"set --numclasses (to count them: {check})")  # fmt: skip
-    labels = sorted({files["label"] for files in splits[0].files})
+    labels = sorted({files["label"] for files in train.files})
     if drawn:
         check_strokes(folder, labels)
-    contents = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in labels)
     settings = {name: value for name, value in as_dict(cfg).items() if name not in FREE} | {
         "data": str(data),
-        "scribbles": hashlib.sha256(contents.encode()).hexdigest(),
-        "lists": [sha256(split.list_file) for split in splits if split.list_file],
+        "scribbles": _digest(train, "label", sha256),
+        "validation masks": _digest(val, "label", sha256),
+        "images": [_digest(split, "image", lambda path: path.stat().st_size) for split in (train, val)],  # fast
+        "lists": [sha256(split.list_file) for split in (train, val) if split.list_file],
         "class names": sha256(Path(cfg.classes)) if Path(cfg.classes).is_file() else cfg.classes,
         # The recipe leaves these alone, even where they have their default value.
         "given flags": sorted(given & RECIPE_FLAGS),
         **words,
     }
     # A new folder in `data` is fine, also if the images lie in `data` itself (--image_path .).
-    inputs = [place for place in (*splits[0].folders.values(), masks, data) if place.resolve() != data or work == data]
+    inputs = [place for place in (*train.folders.values(), masks, data) if place.resolve() != data or work == data]
     # train.py would keep models of other labels or flags, and their scores.
     reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", inputs=inputs)
     return labels
+
+
+def _digest(split: Split, kind: str, state: Callable[[Path], object]) -> str:
+    """Return a digest of the names and states of a split's images or labels."""
+    files, folder = sorted({files[kind] for files in split.files}), split.folders[kind]
+    lines = "".join(f"{path.relative_to(folder).as_posix()} {state(path)}\n" for path in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_words(args: PipelineFlags, name: str, reader: FlagReader, own: Collection[str], *start: str) -> list[str]:

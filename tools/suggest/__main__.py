@@ -52,9 +52,11 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from data.dataset import SegmentationDataset
+from data.images import encode
 from data.images.reader import ImageReader
 from data.layout import LISTS, SCRIBBLES, Split
 from distributed.group import Group
@@ -65,9 +67,9 @@ from inference.pseudo_labels import Stroked, read_stroked
 from inference.trained import TrainedModel, load_on_ranks, run_program
 from support.errors import UserError
 from support.files import write_atomic
+from support.labels import BACKGROUND
 from support.progress import progress_bar
 from support.results import reserve
-from tools.convert.formats.labelme import SUGGESTED
 from tools.convert.output import put_image
 from tools.convert.reading import list_name
 from tools.suggest import labelme
@@ -79,12 +81,16 @@ COLUMNS = ("rank", "image", "x", "y", "class", "or")
 
 
 class Candidate(NamedTuple):
-    """An image that may get strokes or a mask. position: its index in the data set."""
+    """An image that may get strokes or a mask. name: of its LabelMe file. position: its index in the data set."""
 
     name: str
     dataset: SegmentationDataset
     position: int
     places: list[Place]
+
+    @property
+    def own_name(self) -> str:
+        return self.dataset.names[self.position]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,13 +101,13 @@ def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
     """Write the suggestions, unless --output has them. Collective; raises Stopped after a signal."""
     trained, predictor = load_on_ranks(flags, overrides, group)
     cfg, output = trained.cfg, Path(flags.output)
-    if wrong := next((name for name in trained.classes.names if name.startswith(SUGGESTED)), ""):
-        raise UserError(f"{flags.checkpoint}: a class is named {wrong!r}, as suggestions are in LabelMe: rename it")
-    sources = [find_images(folder, cfg, flags) for folder in flags.images]
+    labelme.check_names(trained.classes.names, flags.checkpoint)
+    sources = [find_images(folder, trained, flags) for folder in flags.images]
     settings = trained.settings(flags) | {name: getattr(flags, name) for name in ("budget", "masks")}
     settings["sources"] = [pseudo_folder.digests(source, group) for source in sources]
     if group.is_main:
         inputs = {folder for source in sources for folder in source.folders.values()}
+        inputs |= {folder for folder in flags.images if folder.resolve() == output.resolve()}
         reserve(output / "suggestions.json", settings, RESULTS, "tools.suggest", flag="--output", inputs=inputs)
     group.barrier()
     if not group.broadcast((output / "next.csv").is_file()):
@@ -109,24 +115,28 @@ def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
         if group.is_main:
             chosen = choose([image.places for image in candidates], areas, flags.budget, whole=flags.masks)
             if len(chosen) < flags.budget:
-                log.info(f"--budget {flags.budget}: only {len(chosen)} found")
+                log.warning(f"--budget {flags.budget}: only {len(chosen)} found")
             write(chosen, candidates, predictor, trained, output, group.device)
     if group.is_main:
-        say_how_to_go_on(flags)
+        say_how_to_go_on(flags, trained.classes.names)
 
 
-def find_images(folder: Path, cfg: Config, flags: SuggestFlags) -> SegmentationDataset:
+def find_images(folder: Path, trained: TrainedModel, flags: SuggestFlags) -> SegmentationDataset:
     """Return a data set's training images with their strokes as "label", or the images of a folder of photos.
 
     Raises UserError if there are none.
     """
+    cfg = trained.cfg
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder: name a data set in VOC's layout, or a folder of photos")
+        problem = "not a folder" if folder.exists() else "no such folder"
+        raise UserError(f"{folder}: {problem}: name a data set in VOC's layout, or a folder of photos")
     is_voc = any((folder / name).is_dir() for name in (SCRIBBLES, *LISTS))
     if flags.train_path or is_voc:
         # Neither the strokes nor the layout of the training data count.
         dataset = "ScribbleOnly" if cfg.dataset == "Folder" and is_voc else cfg.dataset
         cfg = dataclasses.replace(cfg, dataset=dataset, dataset_path=str(folder), train_path="")
+        remedy = "use a model trained on the data set's classes: the strokes get its class names"
+        trained.warn_of_other_class_names(remedy, folder)
         return pseudo_folder.find_scribbles(cfg, flags.split or cfg.train_split, flags.train_path)
     return SegmentationDataset(Split({"image": folder}), cfg.numclasses, reader=ImageReader(**cfg.reading))
 
@@ -154,7 +164,7 @@ def find_candidates(
             areas += shares
     if twice:
         left_out = f"{len(twice)} image(s), such as {twice[0]}, left out"
-        log.info(f"{left_out}: an earlier image has the same name (spaces count as _)")
+        log.warning(f"{left_out}: an earlier image has the same name in LabelMe (spaces and / become _): rename it")
     return list(found.values()), areas
 
 
@@ -170,7 +180,7 @@ def write(
     classes, background = trained.classes, trained.cfg.background_class
     rows, places_of = list[list](), dict[int, list[tuple[int, Place]]]()
     for rank, (number, place) in enumerate(chosen, start=1):
-        row, own = [rank, candidates[number].name], places_of.setdefault(number, [])
+        row, own = [rank, candidates[number].own_name], places_of.setdefault(number, [])
         if place is not None:
             own.append((rank, place))
             row += [place.column, place.row, classes.names[place.label], classes.names[place.other]]
@@ -180,10 +190,14 @@ def write(
         image = candidates[number]
         (item,) = read_stroked(image.dataset, [image.position])
         predicted = predictor.labels(torch.from_numpy(item.image)[None].to(device))[0].cpu().numpy()
-        figures.append(figure(image.name, item, predicted, places, classes, background))
+        figures.append(figure(image.own_name, item, predicted, places, classes, background))
         file = image.dataset.files[image.position]["image"]
         target = output / "labelme" / f"{image.name}{file.suffix.lower()}"
-        put_image(target, file)
+        if image.dataset.reader.is_plain:
+            put_image(target, file)
+        else:  # LabelMe would show more than 8 bits almost black, and cannot choose bands
+            target = target.with_suffix(".png")
+            write_atomic(target, encode(Image.fromarray(item.image), "PNG"), parents=True)
         if places:
             labelme.write(target, item.scribble, places, classes.names)
     write_atomic(output / "classes.txt", classes.text())
@@ -193,7 +207,7 @@ def write(
     write_atomic(output / "next.csv", lines.getvalue())
 
 
-def say_how_to_go_on(flags: SuggestFlags) -> None:
+def say_how_to_go_on(flags: SuggestFlags, names: Sequence[str]) -> None:
     """Log where the suggestions are, and the commands to draw and to convert."""
     output, drawn, what = Path(flags.output), Path(flags.output) / "labelme", "images" if flags.masks else "places"
     if not drawn.is_dir():
@@ -202,7 +216,10 @@ def say_how_to_go_on(flags: SuggestFlags) -> None:
     words = ["-m", "tools.convert", "labelme", drawn, output / "drawn", "--classes", output / "classes.txt"]
     log.info(f"{what}: {output / 'next.csv'}; to look at while drawing: {output / 'index.html'}")
     log.info(f"to draw: {shell.quoted(['labelme', str(drawn)])}")
-    log.info(f"then: {shell.python_command(*words, *([] if flags.masks else ['--scribbles']))}")
+    words += [] if flags.masks else ["--scribbles"]
+    if flags.masks and not any(name.lower() in BACKGROUND for name in names):
+        words += ["--unlabelled", "ignore"]
+    log.info(f"then: {shell.python_command(*words)}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from support.errors import UserError
 from support.files import write_atomic
 from support.labels import IGNORE
 from tools.convert.formats.labelme import SUGGESTED
@@ -37,6 +38,12 @@ def write(image: Path, scribble: np.ndarray, places: Sequence[tuple[int, Place]]
         "imageWidth": scribble.shape[1],
     }
     write_atomic(target, json.dumps(content, indent=2))
+
+
+def check_names(names: Sequence[str], place: str) -> None:
+    """Raise UserError, naming `place`, if a class is named as suggested places are."""
+    if wrong := next((name for name in names if name.startswith(SUGGESTED)), ""):
+        raise UserError(f"{place}: a class is named {wrong!r}, as suggestions are in LabelMe: rename it")
 
 
 def _mask(is_drawn: np.ndarray, label: str) -> dict:

@@ -60,7 +60,8 @@ def figure(
     items = "".join(f"<li><b>{rank}</b> {names[place.label]}, or {names[place.other]}</li>" for rank, place in places)
     marked = [Image.fromarray(_marked(part, places)) for part in (drawn, painted)]
     shown = "".join(f'<img alt="" src="{data_url(part, "jpeg", quality=JPEG_QUALITY)}">' for part in marked)
-    return f"<figure><figcaption>{html.escape(name)}<ul>{items}</ul></figcaption>{shown}</figure>"
+    listed = f"<ul>{items}</ul>" if places else ""
+    return f"<figure><figcaption>{html.escape(name)}{listed}</figcaption>{shown}</figure>"
 
 
 def _visible(colours: np.ndarray) -> np.ndarray:
