@@ -27,7 +27,7 @@ STROKES = (
 MASKS = "Left: the image. Right: what the model sees. Draw whole masks; the first images teach the model most."
 LONG_SIDE = 900  # pixels, of a picture; a small image grows to twice its size at most
 FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.55
-COLOURS = (255, 255, 255), (200, 0, 60)  # RGB; of a mark and of its outline
+COLOURS = (255, 255, 255), (110, 0, 40)  # RGB; of a mark and of its outline
 DARK, GREY = 40, 208  # a class whose channels are all below DARK has this grey: dark photos would hide its strokes
 
 
