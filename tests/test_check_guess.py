@@ -67,6 +67,10 @@ def test_folders_that_the_user_names_stay(tmp_path):
     assert check(tmp_path, image_path="photos")[0].flags == {"image_path": "photos"}
     with pytest.raises(UserError, match="--image_path fotos: no such folder below"):
         check(tmp_path, image_path="fotos")
+    for name in ("pascal_2012_scribble", "mine"):
+        (tmp_path / "voc" / name).mkdir(parents=True)
+    given = dict.fromkeys(GUESSED, "") | {"pseudo_path": "mine"}
+    assert guess_flags(tmp_path / "voc", "", given)[0] == "ScribblePseudoDsDc"
 
 
 def test_ends_of_names():

@@ -23,7 +23,7 @@ from flags import Config
 from support.errors import UserError
 from support.files import remove_scratch, writing
 from training import checkpoint
-from training.checkpoint_content import Checkpoint
+from training.checkpoint_content import Checkpoint, check_run
 from training.state import TrainState
 
 
@@ -297,3 +297,12 @@ def test_each_rank_resumes_with_its_own_batch_norm_statistics(num_ranks, expecte
         content.ranks = [{"buffers": {"running_mean": torch.tensor([1.0 + own])}} for own in range(num_ranks)]
         state.restore(content, Group(cpu, rank=rank, world_size=3))
         assert model.running_mean.item() == mean
+
+
+@pytest.mark.parametrize(("num_classes", "best"), [(2, -1.0), (3, 0.5)])
+def test_the_best_score_of_an_earlier_version(num_classes, best):
+    """It judged a single object by the mIoU, too, which is no IoU of the object."""
+    older = vars(content(1)) | {"best_miou": 0.5}
+    del older["best_score"]
+    older["config"] |= {"numclasses": num_classes}
+    assert check_run(older).best_score == best

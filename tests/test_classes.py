@@ -40,7 +40,7 @@ def test_presets_of_classes_and_without_a_file_the_numbers():
 
 def test_file_with_colours_for_some(tmp_path):
     file = tmp_path / "classes.txt"
-    file.write_text("\ufeff# from the sheet\nroad\n\n  traffic light   #fA0a01 \n#1 thing\n", encoding="utf-8")
+    file.write_text("\ufeff# from the sheet\n#\nroad\n\n  traffic light   #fA0a01 \n#1 thing\n", encoding="utf-8")
     classes = read_classes(str(file), 3)
     assert classes.names == ["road", "traffic light", "#1 thing"]
     assert classes.colours[:3].tolist() == [[0, 0, 0], [250, 10, 1], voc_colours()[2].tolist()]
@@ -116,6 +116,8 @@ def test_lines_of_a_file(tmp_path):
     found, other = read_label_map(str(file)), found
     assert found.look_up(values).tolist() == [[0, 1, 255, 255, 2, 254, 254, 254]]  # 254: not listed
     assert (found.num_classes, found.digest == other.digest) == (3, False)
+    file.write_text("0 0\n1 1\n-3--1 255\n70000 1\n")
+    assert read_label_map(str(file)).digest != found.digest
     file.write_text("0 0\n1 1\n* 255\n")
     assert read_label_map(str(file)).look_up(values).tolist() == [[0, 1] + 6 * [255]]
     assert read_label_map("") is None

@@ -180,6 +180,7 @@ def test_cvat_draws_by_z_order_and_turns_boxes(tmp_path):
         '<box label="cat" xtl="6" ytl="8" xbr="14" ybr="12" rotation="90" z_order="2"/>'
         '<polygon label="dog" points="0,0;20,0;20,10;0,10" z_order="1"/>'
         '<polyline label="tree" points="0.5,18;19.5,18" z_order="0"/>'
+        '<ellipse label="tree" cx="16" cy="10" rx="2" ry="8" z_order="3"/>'
     )
     (source / "annotations.xml").write_text(xml.replace("</image>", f"{shapes}</image>"))
     assert convert("cvat", source, tmp_path / "out", "--line_width", "2") == 0
@@ -187,6 +188,8 @@ def test_cvat_draws_by_z_order_and_turns_boxes(tmp_path):
     expected[17:19] = 3  # centres at 17.5 and 18.5 are within 1 pixel of the line y = 18
     expected[:10] = 2
     expected[6:14, 8:12] = 1
+    y, x = np.mgrid[:20, :20] + 0.5
+    expected[((x - 16) / 2) ** 2 + ((y - 10) / 8) ** 2 <= 1] = 3
     assert (mask_of(tmp_path / "out", "a") == expected).all()
 
 
@@ -382,3 +385,12 @@ def test_label_studio_says_which_annotations_are_not_drawn(tmp_path, capsys):
         assert text in line
     assert f"1 task(s) have several annotations, such as {source / 'export.json'}: task 1: the ground" in output.out
     assert sorted(path.stem for path in (tmp_path / "out/masks").iterdir()) == ["good", "two"]
+
+
+def test_an_image_with_a_faulty_label_does_not_become_background(tmp_path):
+    pictures = [picture._replace(name=name) for picture, name in zip(draw_pictures(2), "ab", strict=True)]
+    source = annotated.write_labelme(tmp_path / "in", list(map(usable, pictures)))
+    (path,) = (tmp_path / "in").rglob("b.json")
+    path.write_text("{}")
+    assert convert("labelme", source, tmp_path / "out", "--unlabelled", "background") == 1
+    assert [path.stem for path in (tmp_path / "out/masks").iterdir()] == ["a"]

@@ -80,11 +80,12 @@ PROJECT = """<annotations><version>1.1</version><meta><project><labels>
 </annotations>"""
 
 
-def test_a_cvat_project_with_names_that_meet(tmp_path, capsys):
+@pytest.mark.parametrize("subset", ["", "Default"])
+def test_a_cvat_project_with_names_that_meet(tmp_path, capsys, subset):
     """An image without a subset is in the folder default, as CVAT's _export_project() names it."""
-    for folder, value in (("Train", 0), ("Validation", 100), ("default", 200)):
+    for folder, value in (("Train", 0), ("Validation", 100), (subset or "default", 200)):
         save(tmp_path / f"in/images/{folder}/a.png", (6, 8), value)
-    third = PROJECT.partition("<image")[2].partition("</image>")[0].replace('"Train"', '""')
+    third = PROJECT.partition("<image")[2].partition("</image>")[0].replace('"Train"', f'"{subset}"')
     project = PROJECT.replace("</annotations>", f"<image{third}</image></annotations>")
     (tmp_path / "in/annotations.xml").write_text(project)
     assert convert("cvat", tmp_path / "in", tmp_path / "out") == 0

@@ -141,6 +141,7 @@ WEBP_META = {"icc_profile": b"x" * 200, "exif": exif(1).tobytes()}  # chunks in 
         ("a.png", {"format": "JPEG"}, "JPEG"),
         ("a.bmp", {"format": "MPO", "save_all": True, "append_images": [Image.new("L", (9, 6))]}, "JPEG"),
         ("a.webp", {"lossless": True, **WEBP_META}, None),
+        ("a.webp", {"lossless": True, "icc_profile": b"odd"}, None),  # RIFF pads chunks of an odd length
         *[("a.tif", {"compression": codec}, None) for codec in ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate")],
     ],
 )
@@ -163,6 +164,9 @@ def test_labels_of_several_frames_are_refused_but_not_their_overviews(tmp_path, 
     if suffix == "tif":
         small = save(tmp_path / "b.tif", others[0], append_images=[first.resize((4, 4))], save_all=True)
         assert (read_label(small, 3) == 1).all()
+        others[1].encoderinfo = {"tiffinfo": {254: 4}}  # a mask of transparency
+        masked = save(tmp_path / "c.tif", first, append_images=others[1:], save_all=True)
+        assert (read_label(masked, 3) == 0).all()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])

@@ -131,3 +131,11 @@ def test_a_wrong_command_is_one_line(words, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused(named):
         main(words.split())
+
+
+def test_maps_of_another_label_map_are_not_mixed(tmp_path):
+    put(tmp_path / "labels/a.png", np.array([[0, 1]], np.uint8))
+    words = ["--scribbles", str(tmp_path / "labels"), "--out", str(tmp_path / "out"), "--workers", "0"]
+    main(words)
+    with refused("other settings (label_map)"):
+        main([*words, "--label_map", "binary"])

@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 import torch
 from chaos import free_port
-from conftest import FAULTS, FLOAT64, finish, flags, one_line_each, read_metrics, refused, start, start_group, succeed
+from conftest import (
+    FAULTS,
+    FLOAT64,
+    REPO,
+    finish,
+    flags,
+    one_line_each,
+    read_metrics,
+    refused,
+    start,
+    start_group,
+    succeed,
+)
 from PIL import Image
 
 import train
@@ -255,3 +267,25 @@ def test_a_file_of_the_users_is_no_store(tmp_path):
     with refused("is a file of another kind"), process_group(distributed=True, device="cpu", dist_url=file.as_uri()):
         pass
     assert file.read_text() == "bring milk"
+
+
+ENDS = """
+import time
+from distributed.process_group import process_group
+from support import program
+from support.errors import UserError
+
+def main():
+    with process_group(device="cpu") as group:
+        if group.is_main:  # as one that cannot write its results
+            time.sleep(1)
+            raise UserError("no room")
+
+program.run_and_exit(main)
+"""
+
+
+def test_a_rank_that_is_done_waits_for_the_others(tmp_path):
+    (tmp_path / "ends.py").write_text(ENDS)
+    processes = start_group(2, ["x"], tmp_path, str(tmp_path / "ends.py"), PYTHONPATH=REPO)
+    one_line_each(finish(processes, timeout=60), "no room")

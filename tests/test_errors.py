@@ -24,7 +24,7 @@ from faulty_data import remove, save, truncate, write
 import train
 from models import pretrained
 from support import program
-from support.errors import UserError
+from support.errors import UserError, of_path
 from training import checkpoint
 from training.record import folder
 
@@ -199,3 +199,8 @@ def test_ctrl_c_during_the_import_of_torch_prints_no_traceback(tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=10) == ("", "")
     assert process.returncode == -signal.SIGINT
+
+
+def test_a_full_quota_is_named():
+    full = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "log/x/train.log")
+    assert "log/x/train.log: Disk quota exceeded: make room" in str(of_path(full))

@@ -176,6 +176,8 @@ def test_what_else_yolo_may_lack(tmp_path, capsys):
     assert (mask_of(tmp_path / "out", "empty") == 0).all()  # no line: background
     assert "class 'class 7': not in the list of classes: ignored (255) in 1 place(s)" in output.err
     assert f"1 image(s) have no usable label, such as {source / 'images/lonely.png'}: left out; if" in output.out
+    (source / "a/b").mkdir(parents=True)
+    (source / "a/b/data.yaml").write_text("names: [other]\n")  # of another data set: the file at the top counts
     (source / "data.yaml").write_text("names: {0: on, 1: 0x10}\n")  # not True and 16
     assert convert("yolo", source, tmp_path / "as_written") == 1
     assert read_classes(str(tmp_path / "as_written/classes.txt"), 3).names == ["background", "on", "0x10"]

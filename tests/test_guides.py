@@ -121,6 +121,8 @@ def test_task_hands_over_what_its_program_reads(tmp_path):
     expected = ["--config", "configs/demo.yaml", "--scales", "0.5", "1.0", "--no_flip", "--val_batchsize", "3"]
     assert program_words(cfg, cfg.task_flags) == expected
     assert EVALUATE.command_line(expected)[0] == {"scales": (0.5, 1.0), "flip": False, "val_batchsize": 3}
+    both = "--task=test --config configs/demo.yaml --val_batchsize 2 --batch_size 3"  # the flag's own name counts
+    assert parse_flags(both.split()).task_flags == {"val_batchsize": 2}
     (tmp_path / "a.yaml").write_text("task: predict\ndataset_path: x\n")
     cfg = parse_flags([f"--config={tmp_path / 'a.yaml'}", "--probs"])  # the file's task decides what is a flag
     assert (cfg.task, cfg.name, cfg.task_flags) == ("predict", "a", {"probs": True})
@@ -173,3 +175,5 @@ def test_predict_takes_the_validation_images(trained, demo_root):
     assert all(mask.read_bytes() == Path("predictions/masks", mask.name).read_bytes() for mask in masks)
     assert train.main([*CONFIG, "--task", "predict", "--input", images[0], "--output", "one"]) == 0
     assert [mask.stem for mask in Path("one/masks").iterdir()] == names[:1]
+    Path("broken.jpg").write_bytes(b"")
+    assert train.main([*CONFIG, "--task", "predict", "--input", "broken.jpg", "--output", "two"]) == 1

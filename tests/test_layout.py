@@ -55,7 +55,7 @@ def test_lists_take_names_with_and_without_suffix_space_or_folder(tmp_path):
     put_pairs(tmp_path, "a b", "sub/c", "d.2", "Größe", image=".png")
     mask = tmp_path / "masks" / "Größe.png"
     mask.rename(mask.with_name(unicodedata.normalize("NFD", mask.name)))  # as macOS writes it
-    (tmp_path / "train.txt").write_text("sub/c.png\r\na b\n\nd.2\n./Größe.png", encoding="utf-8-sig")
+    (tmp_path / "train.txt").write_text("sub/c.PNG\r\na b\n\nd.2\n./Größe.png", encoding="utf-8-sig")
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "train.txt").write_text("sub\\c\n")
     assert [files["image"].name for files in find(tmp_path).files] == ["c.png", "a b.png", "d.2.png", "Größe.png"]
@@ -73,7 +73,7 @@ def test_kinds_of_files(tmp_path):
 
 def test_litter_of_systems_and_masks_without_image_are_skipped(tmp_path):
     put(tmp_path / "masks/train/unused.png")
-    put_pairs(tmp_path, "train/a", "train/._a", "train/__MACOSX/a", "train/.cache/a")
+    put_pairs(tmp_path, "train/a", "train/._a", "train/__MACOSX/a", "train/@eaDir/a", "train/.cache/a")
     for name in ("images/train/.DS_Store", "images/train/Thumbs.db", "masks/train/notes.txt"):
         (tmp_path / name).write_text("")
     (tmp_path / "images/train/loop").symlink_to(tmp_path / "images")
@@ -249,3 +249,11 @@ def test_a_list_that_names_another_mask_is_refused(tmp_path, other):
         else:
             with pytest.raises(UserError, match=rf"train\.txt: names the mask {other}, but .*masks/a\.png would be"):
                 find_split(tmp_path, "Folder", "train", {"label": ""})
+
+
+def test_a_list_that_names_another_mask_is_refused_at_any_ending(tmp_path):
+    for file in ("images/a_sat.jpg", "masks/a.png", "fixed/a.png"):
+        put(tmp_path / file)
+    (tmp_path / "train.txt").write_text("images/a_sat.jpg fixed/a.png\n")
+    with pytest.raises(UserError, match=r"names the mask fixed/a\.png, but .*masks/a\.png would be read"):
+        find_split(tmp_path, "Folder", "train", {"label": ""}, image_suffix="_sat")

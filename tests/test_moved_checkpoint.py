@@ -88,7 +88,8 @@ def test_a_checkpoint_of_an_earlier_version_has_its_names_from_the_path_or_none(
 
 
 def test_a_resumed_run_takes_the_names_of_the_file_or_else_of_the_checkpoint(folder):
-    for text, said in (("a\nb\nc\nd\ne", "changed"), (None, "using its text in the checkpoint")):
+    changed = "has changed since the checkpoint; from here on the file is used"
+    for text, said in (("a\nb\nc\nd\ne", changed), (None, "using its text in the checkpoint")):
         Path("own/names.txt").write_text(text) if text else Path("own/names.txt").unlink()
         train.main(["--resume", str(folder / "last.pt")])  # its epochs are done
         assert said in (folder / "train.log").read_text()

@@ -50,6 +50,10 @@ class Negative(CrossEntropy):
     def count(self, labels):
         return -1
 
+class Infinite(CrossEntropy):
+    def count(self, labels):
+        return float("inf")
+
 class Words(CrossEntropy):
     def count(self, labels):
         return "many"
@@ -74,6 +78,10 @@ fails = lambda image, labels, rng: (image[0].no_such_thing, labels)
 
 def other_class(image, labels, rng):
     labels["label"][0, 0] = 5
+    return image, labels
+
+def other_pseudo(image, labels, rng):
+    labels["pseudo"][0, 0] = 5
     return image, labels
 """
 
@@ -130,11 +138,13 @@ def test_a_transform_is_drawn_from_seed_pass_and_index_in_any_process(demo_root,
         ("fails", r"AttributeError: .*no_such_thing.*mine\.py line \d+"),
         ("nothing", r"returned a NoneType: return \(image, labels\)"),
         ("other_class", r"its label has the value 5: classes are 0\.\.4"),
+        ("other_pseudo", r"its pseudo has the value 5: classes are 0\.\.4"),
         ("absent", "has no absent"),
     ],
 )
 def test_a_transform_that_returns_something_else_is_named(code, name, message):
-    maps = {"image": np.zeros((12, 12, 3), np.uint8), "label": np.zeros((12, 12), np.uint8)}
+    maps = {"image": np.zeros((12, 12, 3), np.uint8)}
+    maps |= {name: np.zeros((12, 12), np.uint8) for name in ("label", "pseudo")}
     with pytest.raises(UserError, match=message):
         OwnTransform(CentreCrop(9), f"{code}:{name}", 5)(maps, np.random.default_rng(0))
 
@@ -147,6 +157,8 @@ def test_losses_that_cannot_be_used_are_named(demo_root, tmp_path, code):
     logits, label = random_batch()
     with refused("Words: count() returned no number: ValueError: could not convert string to float: 'many'"):
         count_losses(label, {"own": f"{code}:Words"})
+    with refused("Infinite: count() returned inf"):
+        count_losses(label, {"own": f"{code}:Infinite"})
     with refused("Matrix: sum() returned a tensor of shape (4, 4, 6, 5)"):
         OwnTerm(f"{code}:Matrix").sum({"logits": logits}, batch_of(label))
     with refused("Negative: count() returned -1.0"):  # by the loader

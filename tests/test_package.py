@@ -11,6 +11,7 @@ from conftest import REPO, random_checkpoint
 from PIL import Image
 
 import predict
+from scripts.build_package import rewrite
 
 pytestmark = pytest.mark.slow
 OWN = {path.stem for path in (*REPO.glob("*.py"), *(init.parent for init in REPO.glob("*/__init__.py")))} - {"segtrain"}
@@ -99,3 +100,8 @@ def test_it_works_beside_modules_of_the_same_names(project):
     run("-m", "segtrain.predict", *words, "package", "--workers", "1")
     assert "score a model from images and scribbles" in run("-m", "segtrain.tools.scribbles.pipeline", "--help")
     assert (project / "mask.png").read_bytes() == (project / "package/masks/a.png").read_bytes()
+
+
+def test_printed_commands_name_the_package():
+    text = rewrite(b"python -m tools.split or python train.py", {"tools", "train"})
+    assert text == b"python -m segtrain.tools.split or python -m segtrain.train"

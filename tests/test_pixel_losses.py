@@ -142,4 +142,6 @@ def test_hits_are_those_of_numpy(monkeypatch, shape):
     image = torch.zeros(2, height, width, 3, dtype=torch.uint8)
     for values in (torch.from_numpy(logits), torch.from_numpy(logits).float()):
         assert count_hits(values, Batch(image, label=torch.from_numpy(label))).tolist() == expected
+        both = Batch(image, label=torch.from_numpy(label), pseudo=torch.zeros(label.shape, dtype=torch.uint8))
+        assert count_hits(values, both).tolist() == expected  # the label counts
         assert count_hits(values, Batch(image, pseudo=torch.from_numpy(label))).tolist() == expected

@@ -14,10 +14,13 @@ from faulty_data import exif
 from PIL import Image
 
 import predict
+from data.classes import read_classes
 from data.images import read_image
 from data.images.files import jpeg_damage
 from data.overlays import overlay
+from distributed.group import Stopped
 from inference.inputs import film_hint, find_inputs
+from inference.outputs import MAX_WAITING, Outputs
 from segtrain import load
 from support.errors import UserError
 
@@ -330,3 +333,25 @@ def test_wrong_flags_are_named(checkpoint, tmp_path, monkeypatch, words, named):
     given = [] if "--checkpoint" in words else ["--checkpoint", str(checkpoint)]
     with refused(named):
         predict.main([*given, *shlex.split(words), "--device", "cpu", "--workers", "0"])
+
+
+def test_damage_that_another_process_finds_is_said(checkpoint, faulty, tmp_path):
+    photo(90, 120).save(faulty / "large.png")  # larger images come first, to rank 0
+    words = using(checkpoint, "--input", faulty / "large.png", faulty / "damaged.jpg", "--output", "two")
+    (_, said, _), _ = finish(two_processes(words, tmp_path, "predict.py"), status=0)
+    assert "1 JPEG image(s) have damaged data" in said
+
+
+def test_what_is_predicted_is_written_after_a_signal(tmp_path):
+    rng, (height, width) = np.random.default_rng(0), (600, 800)
+    image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+    def write_until_stopped() -> None:
+        with Outputs(tmp_path, read_classes("voc", 21), 0, ["masks", "overlays"]) as outputs:
+            for number in range(MAX_WAITING):
+                outputs.write(str(number), image, image[..., 0] % 21, None)
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        write_until_stopped()
+    assert len(list(tmp_path.glob("masks/*.png"))) == MAX_WAITING

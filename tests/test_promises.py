@@ -184,6 +184,9 @@ def test_a_training_list_may_name_an_image_twice_and_a_validation_list_not(demo_
     assert len(utils.get_eval_loader(cfg, "train", ALONE).dataset) == 8 + 1
     with pytest.raises(UserError, match=rf"val\.txt: lists {names[0]} 2 times"):
         utils.get_eval_loader(cfg, "val", ALONE)
+    (tmp_path / "val.txt").rename(tmp_path / "test.txt")
+    with pytest.raises(UserError, match=rf"test\.txt: lists {names[0]} 2 times"):
+        utils.get_eval_loader(cfg, "test", ALONE)
 
 
 def test_validation_images_in_the_training_list_are_a_warning(demo_root, tmp_path, caplog):

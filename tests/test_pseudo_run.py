@@ -138,7 +138,7 @@ def test_data_of_other_class_names_are_said(checkpoint, words, root, tmp_path, c
     assert "use a model trained on the data set's classes: the pseudo-labels get its class numbers" in said
 
 
-def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path):
+def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path, capsys):
     out = tmp_path / "pseudo"
     path, image = root / "pascal_2012_scribble/demo_0003.png", next((root / "JPEGImages").glob("demo_0003.*"))
     assert run(words, out) == 0
@@ -153,6 +153,7 @@ def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path):
     assert run(words, out, "--overwrite") == 0
     assert (pixels(out / "demo_0003.png")[:9, :9] == 4).all()
     assert run(words, out, "--split", "val", "--overwrite") == 0
+    assert "--train_split val" in capsys.readouterr().out.splitlines()[-1]
     assert not (out / "demo_0003.png").exists()  # of the training list
 
 

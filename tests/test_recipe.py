@@ -88,6 +88,8 @@ def test_many_images_take_fifty_passes_and_very_many_take_80000_steps():
     assert (coco["max_steps"], "val_step_frequency" in coco) == (80_000, False)
     # On a CPU, 5000 images are 625 steps of 1000: a validation every 100.
     assert recipe(PHOTOS | {"num_images": 5000, "device": CPU})["val_step_frequency"] == 100
+    few = PHOTOS | {"num_images": 5000, "device": CPU}
+    assert "val_step_frequency" not in recipe(few, val_epoch_frequency=1)
     # CDSP's own labels and number of images: its learning rate.
     assert recipe(voc, dataset="ScribblePseudoDsDc")["lr"] == 1e-3
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import models
 from inference.trained import TrainedModel
-from models.pretrained import is_cdsp_file, load_weights, released_type, weights_in
+from models.pretrained import is_cdsp_file, load_weights, released_type, unwrapped, weights_in
 from support.errors import UserError
 
 CPU = torch.device("cpu")
@@ -117,3 +117,7 @@ def test_a_checkpoint_with_flags_that_are_gone_loads_unless_its_images_were_of_a
     torch.save({"model": weights, "config": flags_of | {"model_type": "unet"}}, tmp_path / "c.pt")
     with pytest.raises(UserError, match=r"c\.pt: --model_type unet is not in this version"):
         TrainedModel(tmp_path / "c.pt")
+
+
+def test_names_of_torch_compile_are_unwrapped():
+    assert list(unwrapped({"_orig_mod.last.weight": torch.zeros(1)})) == ["last.weight"]

@@ -46,7 +46,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def start(data: Path, work: Path, *more: str, **env: str) -> subprocess.Popen:
-    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), "--pseudo=--flip", *TINY, *more]
+    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), "--pseudo=--flip", "--budget=3", *TINY, *more]
     env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | env
     with (work.parent / f"{work.name}.txt").open("a") as output:
         return subprocess.Popen(
@@ -75,6 +75,7 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         assert sum(name.startswith(folder) for name in expected) == 8
     assert json.loads((whole / "pseudo_1/pseudo.json").read_text())["flip"] is True
     assert (whole / "report/index.html").is_file()
+    assert (whole / "next/next.csv").is_file()
 
     chance = random.Random(0)
     for _ in range(KILLS):
@@ -82,8 +83,10 @@ def test_the_chain_killed_and_started_again_ends_with_the_same_files(data, tmp_p
         time.sleep(chance.uniform(0, seconds / 2))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert start(data, killed, **python.env).wait(timeout=300) == 0, (tmp_path / "killed.txt").read_text()
+    # New interpreters here as well: they must find their modules by themselves.
+    assert start(data, killed).wait(timeout=300) == 0, (tmp_path / "killed.txt").read_text()
     assert results(killed) == expected
+    assert (killed / "next/next.csv").read_bytes() == (whole / "next/next.csv").read_bytes()
 
 
 @pytest.mark.parametrize(

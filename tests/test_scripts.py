@@ -185,3 +185,10 @@ def test_training_starts_in_a_group(demo_root, tmp_path):
     assert (status, "one process in a group (gloo)" in stdout) == (0, True), stderr
     # The first line is this, and not the one on variables that an earlier command may have left.
     assert stderr.startswith("warning: nothing reads NCCL_TIMEOUT: use --dist_timeout (now 600 s)\n")
+
+
+def test_only_the_last_attempt_says_how_a_run_ended(monkeypatch):
+    monkeypatch.setattr(launch.Process, "started", [])
+    for attempt in ("0", "1"):  # of --max_restarts
+        launch.Process([sys.executable, "-c", ""], env=os.environ | {"TORCHELASTIC_RESTART_COUNT": attempt}).wait()
+    assert [process.attempt for process in launch.Process.started] == ["1"]

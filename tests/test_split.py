@@ -117,9 +117,11 @@ def test_same_seed_same_lists(tmp_path):
 def test_flags_that_read_the_data_stay_in_the_next_command(tmp_path, capsys):
     root = draw(tmp_path / "data", np.ones((4, 2), bool))
     (root / "images").rename(root / "JPEGImages")
+    (root / "masks").rename(root / "gt")
     (tmp_path / "map.txt").write_text("0 2\n1 0\n")
     flags = ["--image_path", "JPEGImages", "--label_map", str(tmp_path / "map.txt")]
-    main([str(root), *flags])
+    main([str(root), *flags, "--label_path", "gt"])
+    flags[2:2] = ["--train_path", "gt", "--val_path", "gt"]
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"tools.check {root} --dataset Folder {' '.join(flags)}")
 
 

@@ -134,6 +134,8 @@ def test_what_looks_alike_comes_later_and_an_image_counts_with_all_its_places(mo
 
 def test_drawn_files_convert_to_the_strokes_before_and_the_new_ones(words, demo_root, tmp_path, capsys):
     assert main(words) == 0
+    with refused("with other settings (masks)"):
+        main([*words, "--masks"])
     suggested, folder = rows(tmp_path / "next"), tmp_path / "next/labelme"
     assert [row["rank"] for row in suggested] == list("123456")
     first = suggested[0]

@@ -219,6 +219,8 @@ def test_val_step_frequency_validates_between_steps_and_changes_nothing_else(dem
     plain = demo_run(**words, name="plain")
     assert validations(plain) == [(1, 4), (2, 8)]
     assert validations(often) == [(1, 3), (1, 4), (2, 6), (2, 8)]
+    at_ends = demo_run(**words, name="at_ends", val_step_frequency=4, val_epoch_frequency=0)
+    assert validations(at_ends) == [(1, 4), (2, 8)]  # of the epoch that has just been trained
     assert not unequal(weights(often), weights(plain))
     # A validation's line comes after the line of its step, and best.pt holds the best of all.
     lines = [json.loads(line) for line in (often / "metrics.jsonl").read_text().splitlines()]
