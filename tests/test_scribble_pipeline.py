@@ -46,11 +46,11 @@ def data(tmp_path_factory) -> Path:
 
 
 def start(data: Path, work: Path, *more: str, **env: str) -> subprocess.Popen:
-    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), "--pseudo=--flip", "--budget=3", *TINY, *more]
+    command = ["bash", "scripts/scribble_pipeline.sh", str(data), str(work), "--pseudo=--flip", "--budget=3", *TINY]
     env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | env
     with (work.parent / f"{work.name}.txt").open("a") as output:
         return subprocess.Popen(
-            [*command, "--classes", f"{data}/classes.txt"],
+            [*command, *more, "--classes", f"{data}/classes.txt"],
             cwd=REPO, env=env, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
 
