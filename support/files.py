@@ -105,7 +105,15 @@ def lock_file(path: Path) -> BinaryIO | None:
     """Open a file, made if missing, and lock it until it is closed. Return None if another process holds the lock."""
     with write_errors(path):
         file = path.open("ab")
-    return file if _lock(file) else None
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError:  # some network disks cannot lock
+        pass
+    return file
 
 
 def _lock(file: BinaryIO) -> bool:

@@ -235,7 +235,8 @@ def read_flags(flags: list[str], data: Path) -> tuple[list[str], Config]:
         first_class = read_classes(cfg.classes, cfg.numclasses).names[0]
         cfg = dataclasses.replace(cfg, background="0" if first_class.lower() in BACKGROUND else "none")
     if cfg.label_map:
-        raise UserError(f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which it would map again")
+        raise UserError(f"--label_map {cfg.label_map}: pseudo-labels hold class numbers, which it would map again: "
+                        "drop it, and write strokes and masks as class numbers")  # fmt: skip
     return flags, cfg
 
 
