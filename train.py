@@ -67,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
         # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run is the outer
-        # context, because it handles these: rank 0 writes its error to train.log and, if there is a last.pt, adds the
-        # command that resumes the run, except after a divergence, which would come again.
+        # context, so it sees them: rank 0 writes its error to train.log. If there is a last.pt, it also adds the
+        # command that resumes the run to the error; not after a divergence, since the run would diverge again.
         with Run(group) as run, program.explain_errors(str(group.device), messages.OUT_OF_MEMORY_ADVICE):
             plan = settle(cfg, group)  # chooses the final flags, lists the files, reads the checkpoint
             trainer = build(plan, group, run)
@@ -96,11 +96,11 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     # multiplies it by f(global batch now / global batch at its start).
     schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
     optimizer = utils.get_optimizer(cfg, group, raw_model, schedule.peak_lr)
-    # Load the checkpoint, if there is one: the weights; the optimizer's state, unless --reset_optimizer is set; and the
-    # position in the run, unless --reset_data_offset is set, with which a new run starts at step 0.
+    # Load the weights of the checkpoint, if there is one. Also load the optimizer's state, unless --reset_optimizer is
+    # set, and the position in the run, unless --reset_data_offset starts a new run at step 0.
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.checkpoint)
-    # All ranks must start with finite and equal weights. Batch-norm statistics are equal only between two epochs, where
-    # close_epoch() has averaged them. In mid-epoch (samples > 0) each rank has its own, also after a resume.
+    # All ranks must start with finite and equal weights. close_epoch() averages batch-norm statistics over ranks, so
+    # compare them only between epochs: in mid-epoch (samples > 0), each rank may have its own.
     rank_checks.check_weights(group, raw_model, compare_batch_norm=(state.samples == 0))
     # Open the folder only now, so that a failure above leaves none behind. If the run continues in its folder, open()
     # renames checkpoints of steps after state.step to *.old, and deletes the metrics of these steps. Without a best.pt,
@@ -159,7 +159,7 @@ class Trainer:
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.enter_train_mode()
         for micro_batches in run.metrics.watch(steps, total=num_steps, title=title):
-            # A validation is due after the previous step, but runs here, before the next one. If a signal stops it,
+            # If a validation is due after the previous step, it runs here, before the next one. If a signal stops it,
             # the resumed run starts with this check, and repeats the validation. After the epoch's last step,
             # close_epoch() validates.
             if schedule.is_step_validation_due(state):
@@ -188,7 +188,7 @@ class Trainer:
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
         group.note(f"step {state.step + 1}")  # if this rank hangs, the other ranks' error names this step
-        # 1. Count what each loss sums over in the global batch, such as labelled pixels, and divide the losses by these
+        # 1. Count the terms of each loss, such as labelled pixels, in the global batch. The criterion divides by these
         # counts: a mean per rank would give a pixel more weight on a rank with fewer labelled pixels. The counts are in
         # CPU memory and summed by gloo, so nothing here waits for the GPU. sum_or_stop() raises Stopped on all ranks if
         # any rank got a signal, before any rank has changed its weights in this step.
@@ -227,8 +227,8 @@ class Trainer:
                 hits.append(count_hits(outputs["logits"], batch))
 
         # 3. optimizer_step() clips gradients, updates the weights and the EMA, clears gradients, and counts the step
-        # and its samples. In this process's first step, also compare the ranks, not only at the end of the epoch: they
-        # diverge if a model is not wrapped, or if its forward() changes its weights.
+        # and its samples. Ranks diverge if a model is not wrapped, or if its forward() changes its weights. So compare
+        # them in this process's first step, not only at the end of each epoch.
         is_first = state.steps_in_process == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)

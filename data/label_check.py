@@ -44,7 +44,8 @@ def check_sample(
     train, val: {map: path} per image. num_classes: the value of --numclasses. command: the data check's command, quoted
     in messages. mapper: works like map(), and may share the work between processes. label_map: applied to the files'
     values. reader: reads the images. Raises UserError if a label is invalid, or if no training or no validation label
-    has a class. Also raises it if all training labels contain only 0 and 255.
+    has a class. Also raises it if all training labels contain only 0 and 255, or if all validation masks do and
+    training labels have other classes.
     """
     facts: dict[Path, tuple[list[int], bool]] = {}  # {label: (its values, whether it is_smoothed())}
 
@@ -77,8 +78,11 @@ def check_sample(
     if present == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
     if scored == {0, IGNORE} and present - scored and set().union(*read_values(val)) == scored:
-        problem = "the validation masks hold only 0 and 255 (ignored), so only class 0 is scored"
-        raise UserError(f"{problem}: if 255 is the object, write it as 1; to check the labels: {command}")
+        problem = (
+            f"{val[0]['label']}: like all validation masks, holds only 0 and 255 (ignored), so only class 0 is scored"
+        )
+        remedy = "write objects as their class, or add masks that have them"
+        raise UserError(f"{problem}: {remedy}; to check the labels: {command}")
     masks = [] if "pseudo" in train[0] else labels  # scribbles of class 0 alone also contain 0 and 255 only
     _judge(present, masks, num_classes, command)
 

@@ -31,7 +31,7 @@ ITSELF = "is the image and its label at once: name the ending of label files wit
 MAX_LIST, MAX_LINE = 2**28, 4096  # bytes; a path of Linux has at most 4096
 ANY_SUFFIXES = tuple(dict.fromkeys((*LABEL_SUFFIXES, *IMAGE_SUFFIXES)))  # finds JPEG masks, to name them
 
-# {map: flag of its folder}; a label's is --train_path or --val_path.
+# {map: flag that names its folder}. --train_path and --val_path name the folders of labels.
 PATH_FLAGS = {"image": "--image_path", "pseudo": "--pseudo_path"}
 PATH_FLAGS |= {"distance_s": "--distancemap_s", "distance_c": "--distancemap_c"}
 
@@ -276,6 +276,6 @@ def _describe_missing(split: Split, name: str, kind: str, images: list[Path]) ->
     unread = "".join(f"; {where}: {note}" for where, note in left_out(folder, ".png").items())
     return (
         f"{images[0]}: an image without a mask: expected {folder / file}.png (or {', '.join(LABEL_SUFFIXES[1:])}); add "
-        f"the mask (255 everywhere if there is nothing to label), or {away}; if mask names have an ending of their own"
+        f"the mask (255 everywhere if it is not labelled yet), or {away}; if mask names have an ending of their own"
         f", such as _mask, use --label_suffix{unread}"
     )

@@ -93,7 +93,7 @@ def _first_flags(words: list[str]) -> argparse.Namespace:
 
 
 def _split_task_flags(task: str, overrides: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return the flags of train.py, the flags of the program that --task runs, and a note on flags that neither uses.
+    """Return the flags of train.py, the flags of the program that --task runs, and a note on flags it does not use.
 
     overrides: {flag: value} of the command line.
     """
@@ -110,7 +110,10 @@ def _split_task_flags(task: str, overrides: dict[str, Any]) -> tuple[dict[str, A
 
 
 def _unused_notes(merged: dict[str, Any], overrides: dict[str, Any]) -> list[str]:
-    """Return notes on flags that others replace. merged: {flag: value}. overrides: those of the command line."""
+    """Return notes on flags that have no effect because of another flag.
+
+    merged: {flag: value}. overrides: those of the command line.
+    """
     notes = []
     if "layers" in merged and merged.get("backbone", "resnet") != "resnet":
         notes.append(f"--layers {merged['layers']} is not used: --backbone {merged['backbone']} has a depth of its own")

@@ -83,7 +83,7 @@ class Recipe:
     new_part: str = "the head"
 
     def __post_init__(self) -> None:
-        self.flags = dict(self.flags)  # choices change it
+        self.flags = dict(self.flags)  # a copy, since _choose() writes to it
         self.choices: dict[str, tuple[Any, str]] = {}
         self.chooses_steps = not LENGTH & self.given
         self.chooses_all = self.chooses_steps and self.flags["dataset"] in DENSE  # see LEARNING
@@ -130,7 +130,7 @@ class Recipe:
         if {"batchsize", "total_batchsize"} & self.given:
             return
         size = device.batchsize
-        if not self.chooses_steps:  # else the steps make the epoch long enough
+        if not self.chooses_steps:  # an epoch may be shorter than a batch; else _choose_length() makes it long enough
             samples_of_pass = self.num_images * flags["repeat"] // (self.world_size * flags["accum_steps"])  # on a rank
             size = max(1, min(size, samples_of_pass))
         gib_per_image = GIB_PER_IMAGE[flags["layers"]] * (flags["crop_size"] / 465) ** 2
@@ -190,7 +190,7 @@ class Recipe:
             self._choose("lr", 0.01, f"usual for sgd{' and a new head' * bool(self.new_part)}")
 
     def _choose_loss(self) -> None:
-        """Choose the losses, and what belongs to the classes."""
+        """Choose the losses, --background and the colour augmentation."""
         flags, names = self.flags, self.class_names
         if flags["dataset"] in ("ScribbleOnly", "ScribblePseudo"):
             self._choose("l_crf", CRF_WEIGHT, "strokes do not show where objects end")

@@ -129,8 +129,8 @@ class ModelFlags:
     model_type: str = flag(
         "res50_ASPP_lorm",
         "architecture; res50_ASPP_lorm is CDSP's deeplabv2; or a network of your own: FILE.py:NAME, "
-        "PACKAGE.MODULE:NAME or smp:NAME [the checkpoint's; train.py: res50_ASPP, with timm deeplabv3p_multi; with "
-        "pseudo-labels and _lorm]",
+        "PACKAGE.MODULE:NAME or smp:NAME [the checkpoint's; train.py: res50_ASPP, or deeplabv3p_multi for "
+        "timm, plus _lorm with pseudo-labels]",
         choices=tuple(MODEL_TYPES),
         accepts=("FILE.py:NAME, PACKAGE.MODULE:NAME or smp:NAME", is_own_network),
     )

@@ -187,7 +187,10 @@ class TrainedModel:
         return model.eval().to(device).to(memory_format=torch.channels_last)
 
     def warn_of_other_class_names(self, remedy: str, folder: Path | None = None) -> None:
-        """Log a warning if a data set's file has other class names. folder: of the data set; None: --dataset_path."""
+        """Log a warning if the data set's class file has other names than the model.
+
+        folder: the data set; None: --dataset_path.
+        """
         cfg = self.cfg if folder is None else dataclasses.replace(self.cfg, dataset_path=str(folder))
         warn_of_other_class_names(cfg, self.classes, self.file.config or {}, remedy)
 

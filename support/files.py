@@ -102,8 +102,12 @@ def remove_scratch(paths: Iterable[Path]) -> None:
 
 
 def lock_file(path: Path) -> BinaryIO | None:
-    """Open a file, made if missing, and lock it until it is closed. Return None if another process holds the lock."""
+    """Open a file, and create it if needed. Lock it until it is closed; Windows and some network disks cannot.
+
+    Return None if another process holds the lock. Raises UserError if the file cannot be written.
+    """
     with write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
     try:
         if fcntl:
@@ -111,8 +115,8 @@ def lock_file(path: Path) -> BinaryIO | None:
     except BlockingIOError:
         file.close()
         return None
-    except OSError:  # some network disks cannot lock
-        pass
+    except OSError:
+        pass  # this disk cannot lock
     return file
 
 

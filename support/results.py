@@ -44,7 +44,7 @@ def reserve(
     known = saved.pop("files", None)  # earlier versions saved none
     present = sorted(path for pattern in results for path in folder.glob(pattern) if path.is_file())
     if present and not note.is_file():
-        problem = f"has {present[0]}, which {program} did not write, or {note.name} is missing"
+        problem = f"has {present[0]} but no {note.name}, so {program} may not have written it"
         raise UserError(f"{flag} {folder}: {problem}: name another folder{remedy}")
     differ = [name for name in saved | settings if saved.get(name) != settings.get(name)]
     if differ and present and not overwrite:

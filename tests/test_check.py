@@ -302,7 +302,7 @@ def test_masks_of_255_beside_strokes_get_no_command(tmp_path, capsys):
     drawn.write_lists(train="a", val="b")
     said = report(tmp_path, capsys, 2, "--dataset", "ScribbleOnly")
     assert "label-binary-255 (2)" in said
-    assert "beside strokes, where 255 means no stroke, write the object as 1" in said
+    assert "if the data set has strokes, where 255 means no stroke, write the object as 1" in said
     assert "to fix" not in said
 
 

@@ -110,7 +110,7 @@ def test_objects_of_255_among_masks_that_do_without_255(tmp_path, warnings):
 
 def test_validation_masks_of_0_and_255_beside_training_labels_of_a_class_are_named(tmp_path, warnings):
     train, val = draw(tmp_path, [stripes(0, 1, 255)]), draw(tmp_path / "val", [stripes(0, 255)])
-    with refused("the validation masks hold only 0 and 255 (ignored), so only class 0 is scored: if 255 is the obj"):
+    with refused("0.png: like all validation masks, holds only 0 and 255 (ignored), so only class 0 is scored: write"):
         warnings(train, val, 2)
     many = val * (MAX_LABELS_READ + 1)
     outside = ({*range(len(many))} - {*spread(range(len(many)))}).pop()  # of the sample

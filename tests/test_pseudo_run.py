@@ -163,7 +163,7 @@ def test_labels_of_other_settings_are_not_mixed(words, root, tmp_path, capsys):
         (["--output", ""], "--output is not set"),
         (
             ["--output", "data", "--overwrite"],
-            "pseudo.py did not write, or pseudo.json is missing: name another folder",
+            "but no pseudo.json, so pseudo.py may not have written it: name another folder",
         ),
         (["--output", "data/SegmentationClassAug"], "which programs read as input"),
         (["--dataset_path", ""], "--dataset_path is not set"),

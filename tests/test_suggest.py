@@ -173,7 +173,7 @@ def test_a_folder_of_photos_has_no_strokes_and_a_mask_has_no_places(checkpoint, 
     said = capsys.readouterr().out
     names = [row["image"] for row in rows(out)]
     assert len({*names}) == len(names) == len([*photos.rglob("*.*")]) - 1
-    assert f"--budget 999: only {len(names)} found" in said
+    assert f"--budget 999: only {len(names)} images found" in said
     assert "1 image(s), such as " in said
     assert len({"sub dir/demo 1", "sub_dir/demo_1"} & {*names}) == 1
     assert sorted(path.stem for path in (out / "labelme").iterdir()) == sorted(map(list_name, names))
@@ -278,7 +278,7 @@ def test_a_user_error_is_one_line(words, suggested, demo_root, tmp_path):
     with refused(f"{other}/pascal_2012_scribble/demo_0003.png: 5x4 pixels, but its image"):
         main([str(other), *words[1:], "--output", str(tmp_path / "x")])
     (tmp_path / "names.txt").write_text("a\nsuggested: b\nc\nd\ne\n")
-    with refused("a class is named 'suggested: b', as suggestions are"):
+    with refused("the class name 'suggested: b' begins with 'suggested: ', which marks"):
         main([*words, "--classes", str(tmp_path / "names.txt")])
     (tmp_path / "empty").mkdir()
     with refused("empty: no images in it"):
@@ -354,7 +354,7 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
     wrong = json.loads(text)
     wrong["shapes"].append({"label": "sqare", "points": [[3, 3]], "shape_type": "point"})
     file.write_text(json.dumps(wrong))
-    with refused("labelme: its files have the faults named above"):
+    with refused("labelme: some files have the faults named above: mend"):
         pipeline.main(words)
     said = capsys.readouterr().err
     assert f"'sqare': not in the list of classes: ignored (255) in 1 place(s), such as {file}" in said

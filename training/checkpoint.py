@@ -137,6 +137,15 @@ def step_of(file: Path | io.BytesIO) -> int | None:
     return int(match[1]) if match else None
 
 
+def fingerprint(file: Path) -> str | None:
+    """Return the checksums of a checkpoint's parts as text, or None if the file is missing or damaged."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return " ".join(f"{part.CRC:x}" for part in archive.infolist())
+    except Exception:  # as in step_of()
+        return None
+
+
 def files_of_run(folder: Path) -> list[Path]:
     """List last.pt, best.pt and the numbered checkpoints in a run's folder."""
     names = ("last.pt", "best.pt")

@@ -120,11 +120,11 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
         remedy = f"to start a new run in {named} from step 1, add --reset_data_offset"
         log.info(f"the run goes on in {run_folder}, not in {named}: {remedy}")
     if path is not None:
-        # Without a shared disk, another machine has no copy, or one of another step: it gets rank 0's content.
-        has_copy = len(set(group.gather(checkpoint.step_of(path)))) == 1
-        if group.is_main or has_copy:
+        # Without a shared disk, other machines may have no copy, or another one. Rank 0 then sends its checkpoint.
+        all_have_it = len(set(group.gather(checkpoint.fingerprint(path)))) == 1
+        if group.is_main or all_have_it:
             resumed = resumed or checkpoint.read_run(path)  # with "auto", rank 0 has read it already
-        resumed = resumed if has_copy else group.broadcast(resumed)
+        resumed = resumed if all_have_it else group.broadcast(resumed)
         assert resumed
         where = f"epoch {resumed.epoch + 1}, {resumed.samples} samples into it, step {resumed.step}"
         log.info(f"resuming {path}: {where}")

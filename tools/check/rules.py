@@ -16,7 +16,7 @@ ERRORS = {
     "no-split": ("images are not split into train and val", "divide them by python -m tools.split"),
     "image-without-label": (
         "an image has no label",
-        "add the label (255 everywhere if there is nothing to label), or remove the image from the split; if name "
+        "add the label (255 everywhere if it is not labelled yet), or remove the image from the split; if name "
         "endings differ: --image_suffix, --label_suffix",
     ),
     "two-files-of-one-name": ("two files differ only in their suffix", "remove or rename one"),
@@ -51,8 +51,8 @@ ERRORS = {
     ),
     "label-binary-255": (
         "labels are only 0 and 255 (ignored): only class 0 is learnt from them",
-        "use --label_map binary (reads 0/1, 0/255 and 1 bit); with more classes, export these masks again; beside "
-        "strokes, where 255 means no stroke, write the object as 1",
+        "use --label_map binary (reads 0/1, 0/255 and 1 bit); with more classes, export these masks again; if the "
+        "data set has strokes, where 255 means no stroke, write the object as 1 in the masks",
     ),
     "nothing-labelled": ("every label of a split is 255 (ignored) everywhere", "label some pixels"),
     "duplicate-across-splits": ("two splits share a picture", "keep it in one, or scores are those of training images"),
@@ -98,7 +98,7 @@ WARNINGS = {
     ),
     "label-empty": (
         "a label is ignored everywhere (255)",
-        "label something in it, or remove it from the split; tools.suggest can use it as it is",
+        "label something in it, remove it from the split, or keep it for tools.suggest",
     ),
 }
 

@@ -16,7 +16,7 @@ from support.terminal import say, warn
 from tools.compare_runs import read_run
 from tools.scribbles.drawn_strokes import Pass, strokes_table
 
-# What stops the chain: a signal without a handler would end it alone, and leave the command running.
+# Signals that stop the chain. Each needs a handler: without one, the chain would end while its command runs on.
 STOP_SIGNALS = {*signals.SIGNALS, *(getattr(signal, name) for name in ("SIGHUP", "SIGQUIT") if hasattr(signal, name))}
 
 
@@ -25,7 +25,7 @@ class Chain:
     """The steps, each of which runs other programs. Methods raise CalledProcessError if a program fails.
 
     data: the data set's folder. flags: train.py's words. cfg: their values. pseudo: words for pseudo.py alone. launch:
-    words for all programs but train.py. For the others, see the flags of pipeline.py.
+    words for pseudo.py, evaluate.py and tools.suggest. For the others, see the flags of pipeline.py.
     """
 
     data: Path
@@ -39,7 +39,7 @@ class Chain:
 
     def simulate(self, masks: Path, labels: list[Path], output: Path, words: list[str]) -> None:
         """Draw strokes from dense masks. labels: the masks, files in the folder `masks`."""
-        listed = output.parent / "masks.txt"  # the masks' names: those of the images lack --label_suffix
+        listed = output.parent / "masks.txt"  # of mask names, because image names lack --label_suffix
         write_atomic(listed, "".join(f"{path.relative_to(masks).as_posix()}\n" for path in labels))
         words = ["--list", str(listed), "--background", self.cfg.background, *words]
         run("tools/scribbles/__main__.py", "simulate", masks, output, *words)
@@ -70,8 +70,9 @@ class Chain:
         if not other.is_dir():
             run("train.py", *self.flags, *folders, "--resume", "auto", *more, num_processes=self.processes)
         if other.is_dir():
-            raise UserError(f"{other}: is here because a train.py of a killed start held round_{number}: stop it if it "
-                            f"still runs, remove {other}, then repeat the command")  # fmt: skip
+            began = f"a train.py of an earlier, killed start still used round_{number}, so a second run began here"
+            remedy = f"stop that train.py if it still runs, remove {other}, then repeat the command"
+            raise UserError(f"{other}: {began}: {remedy}")
 
     def train_passes(self, first: Pass) -> None:
         """Train a pass for each time that the user drew, and suggest where to draw next."""
@@ -86,11 +87,12 @@ class Chain:
                 break
             passes, start = [*passes, following], ["--pretrained", last]
         say(*strokes_table(passes, self.cfg))
-        say(f"to go on, draw strokes at the places of {passes[-1].suggested / 'index.html'} in the files of "
-            f"{passes[-1].suggested / 'labelme'}, then repeat this command")  # fmt: skip
+        if passes[-1].drawings():  # else tools.suggest found no place
+            say(f"to go on, draw strokes at the places of {passes[-1].suggested / 'index.html'} in the files of "
+                f"{passes[-1].suggested / 'labelme'}, then repeat this command")  # fmt: skip
 
     def suggest(self, current: Pass, last: Path, start: list[object]) -> bool:
-        """Train a pass and suggest places, unless this is done. Return whether nobody can have drawn there yet.
+        """Train a pass and suggest places, unless this is done. Return True if nobody can have drawn at the places yet.
 
         last: the checkpoint of its last round. start: see train_rounds().
         """
@@ -103,7 +105,8 @@ class Chain:
         self.train_rounds(current, *start)
         words = ["--checkpoint", last, "--train_path", current.scribbles, "--budget", budget or self.budget]
         words += ["--output", current.suggested, *self.launch, "--log_level", "WARNING"]  # no advice on how to go on
-        is_new = not current.suggested.is_dir()  # else the user may have drawn after a start that was stopped
+        # If the folder is there, an earlier start was stopped, and the user may have drawn in its files.
+        is_new = not current.suggested.is_dir()
         run("tools/suggest/__main__.py", self.data, *words)
         return is_new
 
@@ -121,8 +124,9 @@ class Chain:
         except subprocess.CalledProcessError as error:
             if error.returncode != 1:
                 raise
-            raise UserError(f"{current.suggested / 'labelme'}: its files have the faults named above: mend them, or "
-                            "remove them to keep the strokes before, then repeat the command") from None  # fmt: skip
+            remedy = "mend these .json files, or remove them to keep the earlier strokes of their images"
+            problem = f"{current.suggested / 'labelme'}: some files have the faults named above"
+            raise UserError(f"{problem}: {remedy}; then repeat the command") from None
         if following.take_strokes(current, taken, self.cfg):
             return True
         if budget not in (None, self.budget):

@@ -53,6 +53,8 @@ class Pass:
 
     def has_shapes(self) -> bool:
         """Return whether a LabelMe file in `suggested` has a shape besides the suggested places, or cannot be read."""
+        if not self.drawings():
+            return False
         source = Source(self.suggested / "labelme", Options())
         labelme.read(source)
         return bool(source.faults) or any(entry.record for entry in source.entries)
@@ -118,8 +120,8 @@ def strokes_table(passes: list[Pass], cfg: Config) -> list[str]:
 
 
 def _read_object(path: Path, *names: str) -> dict:
-    """Return the object in a JSON file. Raises UserError if it is damaged or has no entry of these names."""
+    """Return the object in a JSON file. Raises UserError if the file is damaged or lacks one of these entries."""
     content = read_json(path)
     if not isinstance(content, dict) or not content.keys() >= {*names}:
-        raise UserError(f"{path}: is damaged: restore it")
+        raise UserError(f"{path}: is damaged, or lacks {' or '.join(names) or 'an object'}: restore it from a copy")
     return content

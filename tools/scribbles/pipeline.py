@@ -13,9 +13,10 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 if not __package__:  # started as a file
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -35,8 +36,9 @@ from flags.reader import FlagReader
 from flags.shared import DataFlags, LaunchFlags
 from support import program, shell
 from support.errors import STOPPED, UserError
-from support.files import lock_file, sha256
+from support.files import check_place, lock_file, sha256
 from support.labels import BACKGROUND, IGNORE
+from support.progress import progress_bar
 from support.results import reserve
 from support.terminal import warn
 from support.user_code import is_code
@@ -115,12 +117,10 @@ def run_steps(args: PipelineFlags) -> None:
         raise UserError(f"{data}: has neither {SCRIBBLES}, with strokes, nor {masks.name}, with dense masks to draw "
                         f"strokes from: {shell.document('docs/scribbles.md')} describes the folders")  # fmt: skip
     folder = data / SCRIBBLES if drawn else masks
-    labels = reserve_folder(data, work, folder, masks, cfg, {"simulate": simulate, "pseudo": pseudo})
+    # The lock holds until this function ends.
+    labels, _lock = reserve_folder(data, work, folder, masks, cfg, {"simulate": simulate, "pseudo": pseudo})
     launch = as_words(without_defaults({name: getattr(cfg, name) for name in PASSED_ON}))
     launch += ["--model_type", cfg.model_type] if is_code(cfg.model_type) else []  # no checkpoint runs code by itself
-    lock = lock_file(work / "chain.lock")  # until this function ends
-    if not lock:
-        raise UserError(f"{work}: another scribble_pipeline works there: wait until it ends, or name another folder")
     first = Pass(work, folder if drawn else None)
     chain = Chain(data, flags, cfg, pseudo, launch, args.rounds, args.processes, args.budget)
     if not drawn:
@@ -133,12 +133,12 @@ def run_steps(args: PipelineFlags) -> None:
 
 def reserve_folder(
     data: Path, work: Path, folder: Path, masks: Path, cfg: Config, words: dict[str, list[str]]
-) -> list[Path]:
-    """Reserve `work` for this chain, and return the training images' files in `folder`, sorted.
+) -> tuple[list[Path], BinaryIO]:
+    """Reserve `work` for this chain. Return the sorted label files of the training images, and a locked file in `work`.
 
     folder: of the strokes, or of the masks to draw them from. masks: the folder of dense masks. words: the flags of
-    other programs. Raises UserError if files are missing, if there is no stroke, or if `work` has results of other
-    flags or labels.
+    other programs. Raises UserError if files, strokes or the number of classes are missing, if another pipeline works
+    in `work`, or if `work` has results of other flags or data.
     """
     given, paths = cfg.given, {name: getattr(cfg, name) for name in PATHS}
     train, val = (
@@ -155,9 +155,9 @@ def reserve_folder(
         check_strokes(folder, labels)
     settings = {name: value for name, value in as_dict(cfg).items() if name not in FREE} | {
         "data": str(data),
-        "scribbles": _digest(train, "label", sha256),
-        "validation masks": _digest(val, "label", sha256),
-        "images": [_digest(split, "image", lambda path: path.stat().st_size) for split in (train, val)],  # fast
+        "scribbles": _digest(train, "label"),
+        "validation masks": _digest(val, "label"),
+        "images": [_digest(split, "image") for split in (train, val)],
         "lists": [sha256(split.list_file) for split in (train, val) if split.list_file],
         "class names": sha256(Path(cfg.classes)) if Path(cfg.classes).is_file() else cfg.classes,
         # The recipe leaves these alone, even where they have their default value.
@@ -167,14 +167,19 @@ def reserve_folder(
     # A new folder in `data` is fine, also if the images lie in `data` itself (--image_path .).
     inputs = [place for place in (*train.folders.values(), masks, data) if place.resolve() != data or work == data]
     # train.py would keep models of other labels or flags, and their scores.
+    check_place(work, "OUT", inputs)
+    lock = lock_file(work / "chain.lock")  # first: a second pipeline must not change chain.json
+    if not lock:
+        raise UserError(f"{work}: another scribble_pipeline works there: wait until it ends, or name another folder")
     reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", inputs=inputs)
-    return labels
+    return labels, lock
 
 
-def _digest(split: Split, kind: str, state: Callable[[Path], object]) -> str:
-    """Return a digest of the names and states of a split's images or labels."""
+def _digest(split: Split, kind: str) -> str:
+    """Return a digest of the names and contents of a split's images or labels."""
     files, folder = sorted({files[kind] for files in split.files}), split.folders[kind]
-    lines = "".join(f"{path.relative_to(folder).as_posix()} {state(path)}\n" for path in files)
+    bar = progress_bar(files, total=len(files), title=f"reading {folder.name}", unit="file")
+    lines = "".join(f"{path.relative_to(folder).as_posix()} {sha256(path)}\n" for path in bar)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 

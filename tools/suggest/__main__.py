@@ -81,7 +81,10 @@ COLUMNS = ("rank", "image", "x", "y", "class", "or")
 
 
 class Candidate(NamedTuple):
-    """An image that may get strokes or a mask. name: of its LabelMe file. position: its index in the data set."""
+    """An image that may get strokes or a mask.
+
+    name: of its LabelMe file, without spaces and "/". position: its index in the data set.
+    """
 
     name: str
     dataset: SegmentationDataset
@@ -90,6 +93,7 @@ class Candidate(NamedTuple):
 
     @property
     def own_name(self) -> str:
+        """Return the image's name in its data set."""
         return self.dataset.names[self.position]
 
 
@@ -115,7 +119,8 @@ def suggest(flags: SuggestFlags, overrides: dict, group: Group) -> None:
         if group.is_main:
             chosen = choose([image.places for image in candidates], areas, flags.budget, whole=flags.masks)
             if len(chosen) < flags.budget:
-                log.warning(f"--budget {flags.budget}: only {len(chosen)} found")
+                what = "images" if flags.masks else "places"
+                log.warning(f"--budget {flags.budget}: only {len(chosen)} {what} found")
             write(chosen, candidates, predictor, trained, output, group.device)
     if group.is_main:
         say_how_to_go_on(flags, trained.classes.names)
@@ -211,7 +216,7 @@ def say_how_to_go_on(flags: SuggestFlags, names: Sequence[str]) -> None:
     """Log where the suggestions are, and the commands to draw and to convert."""
     output, drawn, what = Path(flags.output), Path(flags.output) / "labelme", "images" if flags.masks else "places"
     if not drawn.is_dir():
-        log.info(f"{output}: no place to suggest: strokes are everywhere")
+        log.warning(f"{output}: no place to suggest: strokes are everywhere")
         return
     words = ["-m", "tools.convert", "labelme", drawn, output / "drawn", "--classes", output / "classes.txt"]
     log.info(f"{what}: {output / 'next.csv'}; to look at while drawing: {output / 'index.html'}")

@@ -43,7 +43,8 @@ def write(image: Path, scribble: np.ndarray, places: Sequence[tuple[int, Place]]
 def check_names(names: Sequence[str], place: str) -> None:
     """Raise UserError, naming `place`, if a class is named as suggested places are."""
     if wrong := next((name for name in names if name.startswith(SUGGESTED)), ""):
-        raise UserError(f"{place}: a class is named {wrong!r}, as suggestions are in LabelMe: rename it")
+        mark = f"{SUGGESTED!r}, which marks suggested places in LabelMe"
+        raise UserError(f"{place}: the class name {wrong!r} begins with {mark}: rename the class")
 
 
 def _mask(is_drawn: np.ndarray, label: str) -> dict:
