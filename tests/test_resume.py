@@ -60,15 +60,17 @@ def test_the_comparison_of_chaos_sees_each_difference(demo_flags, tmp_path):
 
 
 def test_without_a_shared_disk_other_ranks_get_rank_0s_checkpoint(demo_flags, tmp_path):
-    """Rank 1's machine has one of an earlier step. Each rank has batch-norm statistics of its own in mid-epoch."""
-    words = demo_flags(logdir="log", name="x", max_steps=3, save_step_frequency=2, val_epoch_frequency=0)
+    """Rank 1's machine has another one of this step. Each rank has batch-norm statistics of its own in mid-epoch."""
+    words = demo_flags(logdir="log", name="x", max_steps=3, val_epoch_frequency=0)
     own, other, shared = (tmp_path / name for name in ("own", "other", "shared"))
     own.mkdir()
     succeed(start_group(2, words, own))
     shutil.copytree(own, shared)
     (other / "log/x").mkdir(parents=True)
-    old = shutil.copy(own / "log/x/step_00000002.pt", other / "log/x/last.pt")
-    assert checkpoint.step_of(Path(old)) == 2
+    content = vars(checkpoint.read_run(own / "log/x/last.pt"))
+    next(iter(content["model"].values())).add_(1)
+    checkpoint.write(other / "log/x/last.pt", checkpoint.to_bytes(content))
+    assert checkpoint.step_of(other / "log/x/last.pt") == content["step"] == 3
     words = [*words, "--resume", "auto", "--max_steps", "6"]
     port = {"MASTER_PORT": free_port()}
     processes = start_group(2, words, own, ranks=[0], **port) + start_group(2, words, other, ranks=[1], **port)

@@ -411,3 +411,7 @@ def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_pa
             file.unlink()  # those left have no stroke: nothing has changed, and nothing is to be converted
     assert pipeline.main(words) == 0
     assert programs() == ""
+    for file in (work / "drawn_2/next/labelme").glob("*.json"):
+        file.unlink()
+    assert pipeline.main(words) == 0
+    assert programs() == ""
