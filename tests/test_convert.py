@@ -394,3 +394,10 @@ def test_an_image_with_a_faulty_label_does_not_become_background(tmp_path):
     path.write_text("{}")
     assert convert("labelme", source, tmp_path / "out", "--unlabelled", "background") == 1
     assert [path.stem for path in (tmp_path / "out/masks").iterdir()] == ["a"]
+
+
+def test_a_class_that_is_not_listed_is_named_with_the_one_that_may_be_meant(tmp_path, capsys):
+    source = annotated.write_labelme(tmp_path / "in", list(map(usable, draw_pictures(2))))
+    (tmp_path / "names.txt").write_text("background\ndogs\ntree\ncat\n")
+    assert convert("labelme", source, tmp_path / "out", "--classes", str(tmp_path / "names.txt")) == 1
+    assert "class 'dog': not in the list of classes (did you mean 'dogs'?): ignored (255)" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Run a conversion: read the source, write OUT, and report what became of each image."""
 
+import difflib
 import functools
 import os
 import posixpath
@@ -198,6 +199,8 @@ def _report(
     for name, places in sorted(missing.items(), key=lambda item: -len(item[1])):
         is_colour = re.fullmatch(COLOUR, str(name))
         what = f"{name}: a colour that no class has" if is_colour else f"class {name!r}: not in the list of classes"
+        near = difflib.get_close_matches(str(name), numbering.names, n=1)
+        what += f" (did you mean {near[0]!r}?)" if near else ""
         faults.append(f"{what}: ignored (255) in {len(places)} place(s), such as {places[0]}")
     _print_faults(faults)
     say(*source.notes)
