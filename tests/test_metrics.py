@@ -180,6 +180,13 @@ def test_line_of_an_epoch_has_its_time_and_the_time_left(now):
     assert metrics.pace.text(2, LOADER) == "17 min, 4 min left, 0.00962 images/s"  # 10 images in 1040 s
     metrics.pace.run_steps = 5
     assert metrics.pace.text(2, LOADER) == "17 min, 0.00962 images/s"
+    last = Metrics(ALONE)
+    last.log_interval, last.pace.run_steps = 100, 5
+    for step in last.watch(range(5), total=5, title=""):
+        now[0] += 10
+        log_step(last, 3, 36 + step, 1.0)
+    last.end_epoch()
+    assert "run:" not in last._bar.postfix  # in the last epoch, both times are one
 
 
 def test_line_of_an_epoch_has_the_rate_and_the_share_of_waiting_for_the_loader(now):

@@ -149,7 +149,9 @@ class Metrics:
                 where = f"at step {facts['step']} (epoch {facts['epoch']})"
                 raise DivergedError(f"loss {name!r} is {value} {where}: {STEADIER}")
         assert self._bar is not None
-        run_left = f", run: {left} left" if (left := self.pace.run_left()) else ""  # the bar's own time is the epoch's
+        # The bar's own time is the epoch's, and that of the run in its last epoch.
+        epoch_left = (self._bar.total or 0) - self._bar.n
+        run_left = f", run: {left} left" if (left := self.pace.run_left(epoch_left)) else ""
         self._bar.set_postfix_str(f"loss {values['loss']:.3f}, lr {facts['lr']:.2g}{run_left}", refresh=False)
         self._epoch_losses.append(values["loss"])
         self._window.append(values | facts | (read_scaling(counts.tolist(), facts["step"]) if counts else {}))

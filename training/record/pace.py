@@ -42,10 +42,10 @@ class Pace:
         """Exclude the time of a validation from the rate. After the last step, this has no effect."""
         self._came_at += seconds
 
-    def run_left(self) -> str:
-        """Return the run's time left as text; "" if it is not known yet, or if no step is left."""
+    def run_left(self, epoch_left: float = 0) -> str:
+        """Return the run's time left as text; "" if it is not known yet, or if at most `epoch_left` steps are left."""
         left = self.run_steps - self._steps_done
-        if self._steps_done < 2 or left <= 0:
+        if self._steps_done < 2 or left <= epoch_left:
             return ""
         return duration(left * (time.perf_counter() - self._first_step_at) / (self._steps_done - 1))
 
