@@ -9,12 +9,16 @@ Training computes them on the fly, from each label at its own size. To save them
 import argparse
 import functools
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import cv2
 import numpy as np
+
+if not __package__:  # started as a file
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data.images import read_label
 from data.label_map import LabelMap, read_label_map

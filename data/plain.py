@@ -61,7 +61,7 @@ def find_plain(root: Path, split: str, *, images: str = "", masks: str = "", lis
 
 def find_flags(root: Path) -> str:
     """Return the end of a message: the command that finds the flags which read the folder `root`, or converts it."""
-    return f"; to find the flags, or convert an export: {shell.python_command('-m', 'tools.check', root)}"
+    return f"; for the flags that fit it, or to convert an export: {shell.python_command('-m', 'tools.check', root)}"
 
 
 def find_places(root: Path, split: str, images: str, masks: str, list_path: str) -> list[Folders]:

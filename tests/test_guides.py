@@ -5,13 +5,15 @@ value` is accepted with this meaning, `=` is accepted, `?text` is refused by one
 --task test and predict do what evaluate.py and predict.py do with best.pt of the config's run.
 """
 
+import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPO, TINY, refused, succeed, two_processes
+from conftest import REPO, TINY, flags, refused, succeed, two_processes
 
 import evaluate
 import predict
@@ -160,7 +162,7 @@ def test_test_scores_as_evaluate_does_alone_and_on_two_processes(trained, capsys
     # The newest run that has a best.pt: an unfinished one has none.
     (trained / "log/mine.2").mkdir()
     assert scores([*CONFIG, "--task", "test"])["checkpoint"] == "log/mine/best.pt"
-    with refused("log/other/best.pt: no such file: train this config first, or name a --check"):
+    with refused("log/other/best.pt: no such file: train this run first, or name a --check"):
         train.main([*CONFIG, "--task", "test", "--name", "other"])
 
 
@@ -177,3 +179,19 @@ def test_predict_takes_the_validation_images(trained, demo_root):
     assert [mask.stem for mask in Path("one/masks").iterdir()] == names[:1]
     Path("broken.jpg").write_bytes(b"")
     assert train.main([*CONFIG, "--task", "predict", "--input", "broken.jpg", "--output", "two"]) == 1
+
+
+def test_predict_takes_the_layout_of_the_run(demo_root, tmp_path, monkeypatch):
+    """A run of plain folders, whose flags say nothing of the layout: training finds it."""
+    monkeypatch.chdir(tmp_path)
+    lists = demo_root / "ImageSets/SegmentationAug"
+    for split, folder in itertools.product(("train", "val"), ("images", "masks")):
+        source, end = ("JPEGImages", "jpg") if folder == "images" else ("SegmentationClassAug", "png")
+        for name in (lists / f"{split}.txt").read_text().split():
+            put = tmp_path / "plain" / folder / split / f"{name}.{end}"
+            put.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(demo_root / source / put.name, put)
+    words = flags(dataset=None, dataset_path=tmp_path / "plain", logdir="log", name="plain")
+    assert train.main(words) == 0
+    assert train.main(["--dataset_path", str(tmp_path / "plain"), "--name", "plain", "--task", "predict"]) == 0
+    assert len([*Path("log/plain/predictions/masks").iterdir()]) == len((lists / "val.txt").read_text().split())

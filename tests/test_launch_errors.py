@@ -57,7 +57,7 @@ def test_a_port_that_is_taken_before_or_after_our_check_is_one_line(tmp_path, sc
 
 
 # Programs that may be started by their path, as the scribble pipeline starts them.
-FILES = [*REPO.glob("*.py"), *REPO.glob("tools/**/*.py")]
+FILES = [*REPO.glob("*.py"), *REPO.glob("data/*.py"), *REPO.glob("tools/**/*.py")]
 PROGRAMS = sorted(str(path.relative_to(REPO)) for path in FILES if "if not __package__" in path.read_text("utf-8"))
 
 

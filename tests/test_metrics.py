@@ -79,10 +79,10 @@ def test_classes_that_are_never_predicted_are_named():
     # The object has 10 of 100 pixels, and 97 are called the object: IoU 10 / 97, where all 100 would have 10 / 100.
     # Else the IoU: 1 / 17, as 8 pixels are called the object and 1 of them is it; 1 / 10; 2700 / 5490.
     for confusion, why in (
-        (EVERYWHERE, "10.31, as it is predicted on much of the image; if it is always predicted: 10.00"),
-        ([[83, 7], [9, 1]], "5.88, as it is predicted mostly in wrong places; if it is always predicted: 10.00"),
-        ([[90, 0], [9, 1]], "10.00, as it is predicted too rarely; if it is always predicted: 10.00"),
-        ([[4510, 990], [1800, 2700]], "49.18; if it is always predicted: 45.00"),
+        (EVERYWHERE, "10.31; if it were predicted everywhere, 10.00; it is predicted on much of the image"),
+        ([[83, 7], [9, 1]], "5.88; if it were predicted everywhere, 10.00; it is predicted mostly in wrong places"),
+        ([[90, 0], [9, 1]], "10.00; if it were predicted everywhere, 10.00; it is predicted too rarely"),
+        ([[4510, 990], [1800, 2700]], "49.18; if it were predicted everywhere, 45.00"),
     ):
         assert missed_classes(scores(torch.tensor(confusion)), ["0", "car"]) == f"class 1 (car) has an IoU of {why}"
     rare = torch.diag(torch.tensor([91, *[0] * 9]))

@@ -52,6 +52,20 @@ def test_when_a_run_validates(demo_run):
     assert steps(demo_run(**STILL | {"val_step_frequency": 3, "name": "patient"}), "val") == [3, 4, 6]
 
 
+def test_a_run_that_ends_without_a_validation_prints_commands_that_work(demo_run, capsys):
+    """Resumed with fewer epochs than it has done, it is over, and was never validated."""
+    folder = demo_run(**STILL | {"epochs": 4, "val_epoch_frequency": 4, "patience": 0, "name": "unseen"}, max_steps=4)
+    (folder / "best.pt").unlink()
+    lines = [line for line in (folder / "metrics.jsonl").read_text().splitlines() if '"val"' not in line]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    capsys.readouterr()
+    demo_run(**STILL | {"epochs": 1, "patience": 0, "name": "unseen"}, resume=folder / "last.pt")
+    said = capsys.readouterr().out
+    assert "no validation; saved in" in said
+    assert f"evaluate.py --checkpoint {folder / 'last.pt'}" in said
+    assert "best.pt" not in said.partition("done: ")[2]
+
+
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_run_ends_where_one_that_was_not_killed_does(demo_flags, tmp_path, world_size):
     """Killed after a validation that did not improve: the resumed run has one left."""

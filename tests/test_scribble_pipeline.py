@@ -274,7 +274,13 @@ def test_classes_are_the_data_sets_own(tmp_path):
     recipe.write_text("numclasses: 3\n")
     assert scribble_pipeline.read_flags(of_config, tmp_path)[0] == ["--classes", str(file), *of_config]
     recipe.write_text("numclasses: 4\n")
-    with pytest.raises(UserError, match=r"classes\.txt: has 3 classes, but flags or --config say 4: drop"):
+    with pytest.raises(UserError, match=r"classes\.txt: has 3 classes, but --classes or --numclasses say 4: drop"):
         scribble_pipeline.read_flags(of_config, tmp_path)
     file.write_text("background\ncar\nsky\n")
     assert scribble_pipeline.read_flags([], tmp_path)[1].background == "0"
+    named = ["--classes", str(file)]  # says the number, too; --numclasses has a default
+    assert scribble_pipeline.read_flags(named, tmp_path)[1].numclasses == 3
+    with pytest.raises(UserError, match=r"classes\.txt: has 3 classes, but --classes or --numclasses say 11: drop"):
+        scribble_pipeline.read_flags(["--classes", "camvid"], tmp_path)
+    file.unlink()
+    assert scribble_pipeline.read_flags(["--classes", "camvid"], tmp_path)[1].numclasses == 11

@@ -83,12 +83,13 @@ def missed_classes(scores: Scores, class_names: list[str]) -> str:
         name = class_label(number, class_names)
         acc, precision = scores["acc"][number], scores["precision"][number]
         places = (
-            (", as it is predicted on much of the image", acc * share > 0.5 * precision),  # more than half of it
-            (", as it is predicted mostly in wrong places", precision < 0.5),
-            (", as it is predicted too rarely", acc < 0.5),
+            ("; it is predicted on much of the image", acc * share > 0.5 * precision),  # more than half of it
+            ("; it is predicted mostly in wrong places", precision < 0.5),
+            ("; it is predicted too rarely", acc < 0.5),
         )
         place = next((text for text, is_so in places if is_so), "")
-        return f"{name} has an IoU of {100 * iou:.2f}{place}; if it is always predicted: {100 * share:.2f}"
+        always = f"if it were predicted everywhere, {100 * share:.2f}"
+        return f"{name} has an IoU of {100 * iou:.2f}; {always}{place}"
     names = ", ".join(class_label(number, class_names) for number in missed[:MAX_NAMES])
     more = f" and {len(missed) - MAX_NAMES} more" if len(missed) > MAX_NAMES else ""
     most = max(scores["share"])

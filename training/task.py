@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from flags import Config, as_words
+from flags import READER, Config, as_words
+from flags.reader import ConfigFile
 from support.launched_by import rank_of
 from support.log import log
 from training.data import find_masks
@@ -24,11 +25,21 @@ def task_arguments(cfg: Config) -> list[str]:
     if "checkpoint" not in flags:
         flags["checkpoint"] = str(folder.find_best(Path(cfg.logdir), cfg.name))
     if cfg.task == "predict" and "input" not in flags:
-        flags["input"] = tuple(str(files["image"]) for files in find_masks(cfg, cfg.val_split).files)
+        run = _of_run(cfg, Path(flags["checkpoint"]))
+        flags["input"] = tuple(str(files["image"]) for files in find_masks(run, run.val_split).files)
     if cfg.task == "predict" and "output" not in flags:
         flags |= {"output": str(Path(flags["checkpoint"]).parent / "predictions"), "overlay": True}
     log.info(f"--task {cfg.task}: {'evaluate.py' if cfg.task == 'test' else 'predict.py'} with {flags['checkpoint']}")
     return program_words(cfg, flags)
+
+
+def _of_run(cfg: Config, checkpoint: Path) -> Config:
+    """Return the flags in the config.yaml beside a checkpoint, such as the layout, with those that the user sets."""
+    saved = checkpoint.with_name("config.yaml")
+    if not saved.is_file():
+        return cfg
+    values = READER.yaml_file(ConfigFile(saved, ""), of_run=True).values
+    return Config(**READER.merge(values, {name: getattr(cfg, name) for name in cfg.given}))
 
 
 def program_words(cfg: Config, flags: dict) -> list[str]:

@@ -88,8 +88,9 @@ class Chain:
             passes, start = [*passes, following], ["--pretrained", last]
         say(*strokes_table(passes, self.cfg))
         if passes[-1].drawings():  # else tools.suggest found no place
-            say(f"to go on, draw strokes at the places of {passes[-1].suggested / 'index.html'} in the files of "
-                f"{passes[-1].suggested / 'labelme'}, then repeat this command")  # fmt: skip
+            drawn = passes[-1].suggested / "labelme"
+            say(f"places to draw at: {passes[-1].suggested / 'index.html'}")
+            say(f"to draw: {shell.quoted(['labelme', str(drawn)])}", "then repeat this command")
 
     def suggest(self, current: Pass, last: Path, start: list[object]) -> bool:
         """Train a pass and suggest places, unless this is done. Return True if nobody can have drawn at the places yet.

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 if not __package__:  # started as a file
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -228,13 +228,17 @@ def read_flags(flags: list[str], data: Path) -> tuple[list[str], Config]:
     """
     refuse(flags, OWN, "train.py")
     cfg, file = parse_flags([*flags, "--dataset_path", str(data)]), data / "classes.txt"
-    given = cfg.given
+    given, number = cfg.given, cfg.numclasses
+    if cfg.classes and "numclasses" not in given:
+        number = len(read_classes(cfg.classes, None).names)
+    found: dict[str, Any] = {"numclasses": number} if cfg.classes else {}
     if file.is_file():
-        values = {"numclasses": len(read_classes(str(file), None).names), "classes": file}
-        if given & set(values) and cfg.numclasses != values["numclasses"]:
-            raise UserError(f"{file}: has {values['numclasses']} classes, but flags or --config say {cfg.numclasses}: "
-                            "drop --classes and --numclasses there, or correct the file")  # fmt: skip
-        flags = [*as_words({name: value for name, value in values.items() if name not in given}), *flags]
+        found = {"numclasses": len(read_classes(str(file), None).names), "classes": file}
+        if given & set(found) and number != found["numclasses"]:
+            problem = f"{file}: has {found['numclasses']} classes, but --classes or --numclasses say {number}"
+            raise UserError(f"{problem}: drop these flags, or correct the file")
+    if found:
+        flags = [*as_words({name: value for name, value in found.items() if name not in given}), *flags]
         cfg = parse_flags([*flags, "--dataset_path", str(data)])
     if cfg.classes and "background" not in given:  # as train.py's recipe will choose
         first_class = read_classes(cfg.classes, cfg.numclasses).names[0]

@@ -33,9 +33,7 @@ def find_best(logdir: Path, name: str) -> Path:
     runs = sorted(_runs_of(logdir, name).items())
     best = [folder / "best.pt" for _, folder in runs if (folder / "best.pt").is_file()]
     if not best:
-        raise UserError(
-            f"{logdir / name / 'best.pt'}: no such file: train this config first, or name a --checkpoint FILE"
-        )
+        raise UserError(f"{logdir / name / 'best.pt'}: no such file: train this run first, or name a --checkpoint FILE")
     return best[-1]
 
 

@@ -183,15 +183,19 @@ def log_end(
     classes: Classes,
     try_or_warn: TryOrWarn,
 ) -> None:
-    """Log the scores of a finished run's best.pt, and the commands that use it. folder: None on ranks other than 0."""
+    """Log the scores of a finished run's best.pt, and the commands that use it, or last.pt if the run has no best.pt.
+
+    folder: None on ranks other than 0.
+    """
     if folder is None:
         return
     best = folder / "best.pt"
     name = try_or_warn("the table of scores", lambda: _log_scores(best, cfg, classes)) or "score"
+    score = f"best {name} {100 * state.best_score:.2f}" if best.is_file() else "no validation"
     skipped = int(state.scaler.counts[1])
     steps = counted(state.step, "step") + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{counted(state.epoch, 'epoch')}, "
-    log.info(f"done: {epochs}{steps}, best {name} {100 * state.best_score:.2f}; saved in {folder}")
+    log.info(f"done: {epochs}{steps}, {score}; saved in {folder}")
     if state.stops_early(cfg.patience):
         log.info(
             f"stopped early: {counted(state.validations_since_best, 'validation')} in a row did not improve the best "
@@ -204,7 +208,8 @@ def log_end(
     ending, *others = endings["image"]
     if folders["image"] == folders["label"] == {Path(images)} and not others and ending not in endings["label"]:
         images = os.path.join(glob.escape(images), f"*{ending}")  # not the masks beside the images
-    checkpoint = ["--checkpoint", best, *own_code.words({"model_type": cfg.model_type})]
+    file = best if best.is_file() else folder / "last.pt"
+    checkpoint = ["--checkpoint", file, *own_code.words({"model_type": cfg.model_type})]
     predict = [*checkpoint, "--input", images, "--output", folder / "predictions", "--overlay"]
     boards = cfg.logdir if folder.is_relative_to(cfg.logdir) else folder  # a resumed run stays where it was
     log.info(f"curves:  {python_command('-m', 'tensorboard.main', '--logdir', boards)}")
