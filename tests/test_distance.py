@@ -105,7 +105,7 @@ def test_command_writes_what_training_would_compute(tmp_path, demo_root):
             main(["--pseudo", str(folder), "--out", str(out)])
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").touch()
-    with pytest.raises(UserError, match=r"--out .*: has .*a\.jpg, which data.distance did not write"):
+    with pytest.raises(UserError, match=r"--out .*: has .*a\.jpg but no \.made_from\.json, so data.distance may not"):
         main(["--pseudo", str(folder), "--out", str(tmp_path / "photos")])
     assert (read_distance(tmp_path / "out" / files[0].name) == pseudo_distance(label)).all()
 

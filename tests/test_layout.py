@@ -186,7 +186,7 @@ def test_masks_of_three_equal_channels_are_read(tmp_path):
 def test_plain_folders_taken_for_another_layout_are_recognised(tmp_path):
     for folder in ("images", "masks"):
         (tmp_path / folder / "train").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"train\.txt: no such list; to find the flags.*tools.check"):
+    with pytest.raises(UserError, match=r"train\.txt: no such list; for the flags that fit it.*tools.check"):
         find_split(tmp_path, "ScribbleOnly", "train", {"label": ""})
 
 

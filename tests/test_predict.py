@@ -212,7 +212,7 @@ def test_predictions_of_something_else_are_not_taken_for_these(checkpoint, tmp_p
     with pytest.raises(UserError, match=r"masks/mine\.png, which predict\.py did not write"):
         run(checkpoint, given, out, "--flip")
     (out / "predictions.json").unlink()
-    with pytest.raises(UserError, match=r"masks/\d\.png, which predict\.py did not write"):
+    with pytest.raises(UserError, match=r"masks/\d\.png but no predictions\.json, so predict\.py may not"):
         run(checkpoint, given, out, "--overwrite")
 
 
