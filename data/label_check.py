@@ -78,9 +78,8 @@ def check_sample(
     if present == {IGNORE}:
         raise UserError(f"all training labels are {IGNORE} (ignored), so there is nothing to learn: label some pixels")
     if scored == {0, IGNORE} and present - scored and set().union(*read_values(val)) == scored:
-        problem = (
-            f"{val[0]['label']}: like all validation masks, holds only 0 and 255 (ignored), so only class 0 is scored"
-        )
+        mask = val[0]["label"]
+        problem = f"{mask}: like all validation masks, holds only 0 and 255 (ignored), so only class 0 is scored"
         remedy = "write objects as their class, or add masks that have them"
         raise UserError(f"{problem}: {remedy}; to check the labels: {command}")
     masks = [] if "pseudo" in train[0] else labels  # scribbles of class 0 alone also contain 0 and 255 only

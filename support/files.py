@@ -109,24 +109,24 @@ def lock_file(path: Path) -> BinaryIO | None:
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
-    try:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if _lock(file) is False:
         file.close()
         return None
-    except OSError:
-        pass  # this disk cannot lock
     return file
 
 
-def _lock(file: BinaryIO) -> bool:
-    """Lock an open file until it is closed or the process killed. Return False if another process holds the lock."""
+def _lock(file: BinaryIO) -> bool | None:
+    """Lock an open file until it is closed or the process killed.
+
+    Return False if another process holds the lock, and None if this disk cannot lock.
+    """
     if fcntl:  # Windows removes no file that is open
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
+        except OSError:
+            return None
     return True
 
 

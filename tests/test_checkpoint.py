@@ -1,5 +1,6 @@
 """Checkpoint files: whole or refused, the newest whole one used, no more of them than asked for."""
 
+import errno
 import json
 import pickle
 import shutil
@@ -20,8 +21,9 @@ import train
 from distributed.group import Group
 from distributed.precision import LossScaler
 from flags import Config
+from support import files
 from support.errors import UserError
-from support.files import remove_scratch, writing
+from support.files import lock_file, remove_scratch, writing
 from training import checkpoint
 from training.checkpoint_content import Checkpoint, check_run
 from training.state import TrainState
@@ -306,3 +308,17 @@ def test_the_best_score_of_an_earlier_version(num_classes, best):
     del older["best_score"]
     older["config"] |= {"numclasses": num_classes}
     assert check_run(older).best_score == best
+
+
+def test_a_disk_that_cannot_lock_holds_nothing_up_and_loses_no_file(tmp_path, monkeypatch):
+    """Nobody can tell whether a process writes the temporary file, so it stays."""
+    scratch = tmp_path / ".0123456789abcdef.part.pt"
+    scratch.touch()
+    monkeypatch.setattr(files.fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOSYS, "not implemented")))
+    remove_scratch([scratch])
+    assert scratch.exists()
+    with lock_file(tmp_path / "chain.lock") as file:
+        assert not file.closed
+    monkeypatch.undo()
+    remove_scratch([scratch])
+    assert not scratch.exists()

@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from support.log import log
 from support.signals import WRITER
 from training import checkpoint_content
 from training.checkpoint_content import FORMAT, Checkpoint, ModelFile
+
+T = TypeVar("T")
 
 COMMENT = "segtrain step={step:012d}"
 _COMMENT = re.compile(rb"segtrain step=(\d{12})")
@@ -129,20 +132,21 @@ def drop_older(folder: Path, keep: dict[str, int]) -> None:
 
 def step_of(file: Path | io.BytesIO) -> int | None:
     """Return the optimizer step in a checkpoint's comment, or None if the file has no such comment."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            match = _COMMENT.match(archive.comment)
-    except Exception:  # zipfile has no common class for what it raises on damaged archives
-        return None
+    match = _COMMENT.match(_of_archive(file, lambda archive: archive.comment) or b"")
     return int(match[1]) if match else None
 
 
 def fingerprint(file: Path) -> str | None:
     """Return the checksums of a checkpoint's parts as text, or None if the file is missing or damaged."""
+    return _of_archive(file, lambda archive: " ".join(f"{part.CRC:x}" for part in archive.infolist()))
+
+
+def _of_archive(file: Path | io.BytesIO, read: Callable[[zipfile.ZipFile], T]) -> T | None:
+    """Return read(archive) of a checkpoint's zip archive, or None if the file is missing or damaged."""
     try:
         with zipfile.ZipFile(file) as archive:
-            return " ".join(f"{part.CRC:x}" for part in archive.infolist())
-    except Exception:  # as in step_of()
+            return read(archive)
+    except Exception:  # zipfile has no common class for what it raises on damaged archives
         return None
 
 

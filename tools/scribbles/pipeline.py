@@ -166,11 +166,11 @@ def reserve_folder(
     }
     # A new folder in `data` is fine, also if the images lie in `data` itself (--image_path .).
     inputs = [place for place in (*train.folders.values(), masks, data) if place.resolve() != data or work == data]
-    # train.py would keep models of other labels or flags, and their scores.
     check_place(work, "OUT", inputs)
     lock = lock_file(work / "chain.lock")  # first: a second pipeline must not change chain.json
     if not lock:
         raise UserError(f"{work}: another scribble_pipeline works there: wait until it ends, or name another folder")
+    # train.py would keep models of other labels or flags, and their scores.
     reserve(work / "chain.json", settings, ["round_*/*.pt"], "scripts/scribble_pipeline.sh", inputs=inputs)
     return labels, lock
 

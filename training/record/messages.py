@@ -190,8 +190,9 @@ def log_end(
     if folder is None:
         return
     best = folder / "best.pt"
+    file = best if best.is_file() else folder / "last.pt"
     name = try_or_warn("the table of scores", lambda: _log_scores(best, cfg, classes)) or "score"
-    score = f"best {name} {100 * state.best_score:.2f}" if best.is_file() else "no validation"
+    score = f"best {name} {100 * state.best_score:.2f}" if file == best else "no validation"
     skipped = int(state.scaler.counts[1])
     steps = counted(state.step, "step") + (f" ({skipped} of them skipped by --amp fp16)" if skipped else "")
     epochs = "" if cfg.max_steps else f"{counted(state.epoch, 'epoch')}, "
@@ -208,7 +209,6 @@ def log_end(
     ending, *others = endings["image"]
     if folders["image"] == folders["label"] == {Path(images)} and not others and ending not in endings["label"]:
         images = os.path.join(glob.escape(images), f"*{ending}")  # not the masks beside the images
-    file = best if best.is_file() else folder / "last.pt"
     checkpoint = ["--checkpoint", file, *own_code.words({"model_type": cfg.model_type})]
     predict = [*checkpoint, "--input", images, "--output", folder / "predictions", "--overlay"]
     boards = cfg.logdir if folder.is_relative_to(cfg.logdir) else folder  # a resumed run stays where it was
