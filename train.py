@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-if not __package__:  # run as a file: with PYTHONSAFEPATH, Python leaves this folder out of sys.path
+if not __package__:  # in a clone: with PYTHONSAFEPATH, Python leaves this folder out of sys.path
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from flags import parse_flags
@@ -66,13 +66,13 @@ def main(argv: list[str] | None = None) -> int:
         return program_of_task.main(task_arguments(cfg))
     with utils.join_group(cfg) as group:
         start_logging(cfg.log_level, is_main=group.is_main)
-        # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run is the outer
-        # context, so it sees them: rank 0 writes its error to train.log. If there is a last.pt, it also adds the
-        # command that resumes the run to the error; not after a divergence, since the run would diverge again.
+        # explain_errors() turns errors that the user can mend, such as out of memory, into UserErrors. Run, the outer
+        # context, sees them: rank 0 writes its error to train.log, if that is open. If there is a last.pt, Run adds to
+        # a UserError how to resume; not after a divergence, since the run would diverge again.
         with Run(group) as run, program.explain_errors(str(group.device), messages.OUT_OF_MEMORY_ADVICE):
-            plan = settle(cfg, group)  # chooses the final flags, lists the files, reads the checkpoint
+            plan = settle(cfg, group)  # chooses the final flags, lists the files, reads the checkpoint or start weights
             trainer = build(plan, group, run)
-            del plan  # frees rank 0's start weights, or the checkpoint's weights and optimizer state
+            del plan  # frees what build() has copied: rank 0's start weights, or the checkpoint's tensors
             return trainer.fit()
 
 
@@ -80,7 +80,7 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     """Build the Trainer from a plan, and open the run's folder. Collective.
 
     Raises UserError if files, loaders, model, losses, schedule or checkpoint do not fit each other, if a weight is not
-    finite, or if the folder cannot be written.
+    finite or differs between ranks, or if the folder cannot be written.
     """
     cfg = plan.cfg
     utils.set_deterministic(cfg.deterministic)
@@ -90,21 +90,22 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     # parameter names of raw_model. --seed decides its random weights.
     raw_model, model = utils.get_model(cfg, group, plan.start_weights)
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
-    criterion = utils.get_criterion(cfg, group, raw_model, class_weights)
-    # In a new run, the peak learning rate is --lr x f(number of processes), where --lr_scaling chooses f; with
-    # --total_batchsize it is --lr. A resumed run takes f(number of processes at its start) from the checkpoint, and
-    # multiplies it by f(global batch now / global batch at its start).
+    criterion = utils.get_criterion(cfg, raw_model, class_weights)
+    # The schedule decides the learning rate, when to validate and to save, and the end. The peak learning rate of a new
+    # run is --lr x f(number of processes), where --lr_scaling chooses f, or --lr with --total_batchsize. A resumed run
+    # takes its factor on --lr from the checkpoint, and multiplies it by f(global batch now / global batch at its
+    # start).
     schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
     optimizer = utils.get_optimizer(cfg, group, raw_model, schedule.peak_lr)
-    # Load the weights of the checkpoint, if there is one. Also load the optimizer's state, unless --reset_optimizer is
-    # set, and the position in the run, unless --reset_data_offset starts a new run at step 0.
+    # Make the state. From a checkpoint, load the weights, the optimizer's state (not with --reset_optimizer), and the
+    # position in the run (not with --reset_data_offset: a new run starts at step 0).
     state = utils.get_state(cfg, group, raw_model, model, optimizer, schedule, train_loader.dataset, plan.checkpoint)
-    # All ranks must start with finite and equal weights. close_epoch() averages batch-norm statistics over ranks, so
-    # compare them only between epochs: in mid-epoch (samples > 0), each rank may have its own.
-    rank_checks.check_weights(group, raw_model, compare_batch_norm=(state.samples == 0))
+    # All ranks must start with finite and equal weights. Batch-norm statistics are equal between epochs, because
+    # close_epoch() averages them over ranks. In mid-epoch (state.samples > 0), each rank may have its own.
+    rank_checks.check_weights(group, raw_model, compare_batch_norm=state.samples == 0)
     # Open the folder only now, so that a failure above leaves none behind. If the run continues in its folder, open()
-    # renames checkpoints of steps after state.step to *.old, and deletes the metrics of these steps. Without a best.pt,
-    # it resets state.best_score and state.validations_since_best, so that the next validation writes a best.pt.
+    # renames checkpoints of steps after state.step to *.old, and deletes the metrics written after the checkpoint. If
+    # there is no best.pt, it resets state.best_score and state.validations_since_best: the next validation writes one.
     run.open(plan, state, steps_left=schedule.total_steps - schedule.steps_done(state))
     run.write_samples(lambda: draw_samples(cfg, train_loader, plan.classes))  # rank 0 of a new run draws augmented.jpg
     messages.log_start(plan, run.folder, state, schedule, train_loader.dataset, val_loader, class_weights)
@@ -135,7 +136,7 @@ class Trainer:
             while not self.schedule.is_over(state):  # a resumed run may have only its last validation to do
                 self.train_one_epoch()
                 self.close_epoch()
-        except Stopped as stop:  # all ranks raise it at the same step, so their checkpoint is consistent
+        except Stopped as stop:  # all ranks raise it at the same place, so their checkpoint is consistent
             run.save(state)  # to last.pt, which every save writes
             run.writer.wait()  # checkpoints are written in the background
             messages.log_stop(self.cfg, run.folder, state, self.group, stop)
@@ -150,18 +151,19 @@ class Trainer:
         Validates and saves checkpoints between steps if due. Raises Stopped on all ranks if any rank got a signal.
         """
         cfg, run, state, schedule = self.cfg, self.run, self.state, self.schedule
-        # Choose the epoch's order, as DistributedSampler.set_epoch() does, and skip the samples that a resumed run has
-        # seen. The sampler then knows how many steps of the epoch are left.
+        # Choose the epoch's order, as DistributedSampler.set_epoch() does, and skip state.samples: the samples of this
+        # epoch that a resumed run has seen. The sampler then knows how many steps of the epoch are left.
         self.train_loader.sampler.set_position(state.epoch, state.samples)
         # A step takes --accum_steps batches of the loader. Each step has a whole global batch: the sampler drops the
         # rest of an epoch. --max_steps may end the run before the loader ends.
-        num_steps, title = schedule.steps_left_in_epoch(state), messages.epoch_title(cfg, state)
+        num_steps = schedule.steps_left_in_epoch(state)
+        title = messages.epoch_title(cfg, state)
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.enter_train_mode()
         for micro_batches in run.metrics.watch(steps, total=num_steps, title=title):
-            # If a validation is due after the previous step, it runs here, before the next one. If a signal stops it,
-            # the resumed run starts with this check, and repeats the validation. After the epoch's last step,
-            # close_epoch() validates.
+            # Validate here, before the next step, if the previous one makes it due. If a signal stops the validation,
+            # the resumed run comes back to this check and repeats it. After the epoch's last step, close_epoch()
+            # validates.
             if schedule.is_step_validation_due(state):
                 state.average_batch_norm(self.group)  # all ranks must score the same model
                 score_line, is_best = self.validate()
@@ -169,7 +171,7 @@ class Trainer:
                 if is_best:
                     run.save(state, "best.pt")
                 if state.stops_early(cfg.patience):
-                    break  # close_epoch() does not validate this step again
+                    break  # the run is over; close_epoch() does not validate this step again
                 self.enter_train_mode()
             self.train_step(micro_batches)
             if schedule.is_step_save_due(state):
@@ -177,7 +179,7 @@ class Trainer:
         run.metrics.end_epoch()
 
     def enter_train_mode(self) -> None:
-        """Put the model into training mode. All crops have one size, so let cuDNN measure its algorithms."""
+        """Put the model into training mode. cuDNN may measure its algorithms, because all crops have one size."""
         self.state.model.train()
         torch.backends.cudnn.benchmark = not self.cfg.deterministic
 
@@ -187,36 +189,36 @@ class Trainer:
         Raises Stopped if any rank got a signal.
         """
         cfg, group, state, criterion = self.cfg, self.group, self.state, self.criterion
-        group.note(f"step {state.step + 1}")  # if this rank hangs, the other ranks' error names this step
-        # 1. Count the terms of each loss, such as labelled pixels, in the global batch. The criterion divides by these
-        # counts: a mean per rank would give a pixel more weight on a rank with fewer labelled pixels. The counts are in
-        # CPU memory and summed by gloo, so nothing here waits for the GPU. sum_or_stop() raises Stopped on all ranks if
-        # any rank got a signal, before any rank has changed its weights in this step.
+        group.note(f"step {state.step + 1}")  # this rank's error names it if another rank's process stands still
+        # 1. Sum each loss's divisor, such as the number of labelled pixels, over the global batch. A mean per rank
+        # would give a pixel more weight on a rank with fewer labelled pixels. The counts are CPU tensors, which gloo
+        # sums, so nothing here waits for the GPU. sum_or_stop() raises Stopped on all ranks if any rank got a signal,
+        # before any rank has changed its weights in this step.
         counts = torch.stack([criterion.counts(batch) for batch in micro_batches]).sum(0)
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        # progress: the share of the run that is done, 0 to 1; the CRF loss's weight rises with it. With --epochs,
+        # progress: the share of the run that is done, 0 to 1: the CRF loss's weight depends on it. With --epochs,
         # steps_done() counts samples, because steps before a resume may have had another global batch.
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
         # This rank's share of each unweighted loss in criterion.names. The shares add up over micro-batches and ranks.
         parts = torch.zeros(len(criterion.names), device=group.device)
         hits = []  # [right, labelled] pixels of each micro-batch
-        for number, batch in enumerate(micro_batches, start=1):
-            # Seed dropout by the position of the batch's first sample in the epoch: first_sample is its position in
-            # this step, and seed_forward() adds the epoch and state.samples. A run on fewer ranks then draws the same
-            # numbers, if it accumulates more batches of the same --batchsize.
-            first_sample = ((number - 1) * group.world_size + group.rank) * cfg.batchsize
+        for number, batch in enumerate(micro_batches):
+            # Seed dropout and other random layers by --seed, the epoch and the batch's position in it: state.samples
+            # plus first_sample, the position in this step. A run on fewer ranks then draws the same numbers, if it
+            # accumulates more batches of the same --batchsize.
+            first_sample = (number * group.world_size + group.rank) * cfg.batchsize
             state.seed_forward(cfg.seed, first_sample, group.device)
             batch = batch.to(group.device)
-            with gradient_sync(state.model, enabled=number == len(micro_batches)):
-                # Only the model computes in low precision: the losses need more digits.
+            with gradient_sync(state.model, enabled=number == len(micro_batches) - 1):
+                # The criterion stays outside of autocast: its losses need more digits than bf16 and fp16 have.
                 with autocast(cfg.amp, group.device):
                     # foreground: LoRM's positions in the feature map; None unless LoRM is trained
                     outputs = state.model(batch.image, batch.foreground)
-                # With --lorm_scope all, the count of the LoRM loss (models/lorm.py) depends on the features, so it is
-                # not in `divisors`: the criterion divides by lorm_count. The loss is then the mean over micro-batches
-                # of (sum over all ranks / count over all ranks).
+                # With --lorm_scope all, the divisor of the LoRM loss (models/lorm.py) depends on the features. Its
+                # entry in `divisors` is 0 then, and the criterion divides by lorm_count. The loss is the mean over
+                # micro-batches of (sum over all ranks / count over all ranks).
                 if "lorm_count" in outputs:
                     outputs["lorm_count"] = group.sum(outputs["lorm_count"]) * len(micro_batches)
                 loss, micro_parts = criterion(outputs, batch, divisors, progress)
@@ -227,8 +229,8 @@ class Trainer:
                 hits.append(count_hits(outputs["logits"], batch))
 
         # 3. optimizer_step() clips gradients, updates the weights and the EMA, clears gradients, and counts the step
-        # and its samples. Ranks diverge if a model is not wrapped, or if its forward() changes its weights. So compare
-        # them in this process's first step, not only at the end of each epoch.
+        # and its samples. In this process's first step, compare gradients and weights between ranks: they differ if the
+        # model is not wrapped, or if its forward() changes weights. close_epoch() would notice it much later.
         is_first = state.steps_in_process == 0
         if is_first:
             rank_checks.check_gradients(group, state.raw_model)
@@ -250,12 +252,14 @@ class Trainer:
         Raises Stopped if a signal comes in the validation. A resumed run then repeats that validation.
         """
         run, state, schedule, sampler = self.run, self.state, self.schedule, self.train_loader.sampler
-        state.average_batch_norm(self.group)  # also without a validation: a resumed run checks that ranks are equal
-        checkpoints, line = [], f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
+        state.average_batch_norm(self.group)  # also without a validation: build() of a resumed run compares the ranks
+        line = f"{messages.epoch_title(self.cfg, state)}: {run.metrics.loss_text()}"
+        checkpoints = []
         if schedule.is_epoch_validation_due(state):  # before state.epoch counts this epoch
             score_line, is_best = self.validate()
             line += f", {score_line}"
-            checkpoints += ["best.pt"] if is_best else []
+            if is_best:
+                checkpoints.append("best.pt")
         # Count the epoch only after its validation: if a signal stops the validation, the resumed run has no steps left
         # in this epoch, and validates again. The epoch is incomplete if --max_steps or --patience ended the run early.
         if sampler.is_epoch_done(state.samples):
@@ -273,17 +277,18 @@ class Trainer:
         """
         cfg, group, run, state, dataset = self.cfg, self.group, self.run, self.state, self.val_loader.dataset
         torch.backends.cudnn.benchmark = False  # images have many sizes: cuDNN would measure again for each
+        # A new Predictor each time: it folds batch norm into weights of its own, which do not follow the training.
         predictor = Predictor(state.eval_model.eval(), batch_size=cfg.val_batchsize, amp=cfg.amp, **cfg.window_options)
         with run.metrics.pause():  # exclude the prediction from images per second
             result = evaluate_split(predictor, self.val_loader, group, "validation", keep=report.choose_images)
         draw = partial(result.panels, self.classes, cfg.background_class)
         run.metrics.log_validation(state, result.scores, self.classes.names, draw)
-        # The mIoU; or the IoU of the object, if there is one object and the background.
+        # This score decides best.pt: the mIoU; or the object's IoU, if there is one object and the background.
         name, score = deciding_score(result.scores, self.classes.names, cfg.background_class)
         is_best = state.record_score(score)  # equal on all ranks, as the scores are
         messages.log_unpredicted_classes(cfg, result.scores, self.classes)
-        # The next save() writes the report. The report shows the predictions of best.pt, so only a new best score needs
-        # predictions; other validations update its curves. save() gives report.update() its last argument, `path`.
+        # The report shows the predictions of best.pt, so gather them only for a new best score; other validations
+        # update its curves. The next save() calls report.update(), with the report's path as the last argument.
         predictions = report.gather_predictions(result, group) if is_best else {}
         run.report_with_next_save(partial(report.update, state.step, cfg, dataset, result, predictions))
         return messages.score_text(name, score, result.scores, is_best, state), is_best

@@ -31,7 +31,7 @@ from losses.upsampling import find_points
 from models import pretrained
 from models.captured import capture_network
 from models.compiled import compile_blocks, find_problem
-from models.layers.norm import synchronize
+from models.layers.norm import synchronize_batch_norm
 from models.lorm import find_foreground
 from models.memory import choose_blocks, gpu_memory
 from models.pretrained import StartWeights
@@ -48,7 +48,7 @@ from training.data import (
     find_training_files,
     get_transform,
     make_loader,
-    reading,
+    reading_options,
 )
 from training.optimizers import make_optimizer, parameter_groups
 from training.schedule import Schedule
@@ -68,7 +68,7 @@ def set_deterministic(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # filling is slow
 
 
 def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None) -> Loader:
@@ -76,7 +76,7 @@ def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None
 
     split: "train" or "val". files: the split's files; None: find them. Raises UserError if files are missing, if
     --long_side or --window is too large for images, if a validation mask has another size than its image, if an epoch
-    is smaller than a global batch, or if --transform or an own loss cannot be used.
+    is smaller than a global batch, or if --transform cannot be used.
     """
     if split == "train":
         return get_train_loader(cfg, group, files or find_training_files(cfg))
@@ -89,7 +89,7 @@ def get_loader(cfg: Config, split: str, group: Group, files: Split | None = None
 def get_train_loader(cfg: Config, group: Group, files: Split) -> Loader:
     # The loader's workers compute what depends on labels only: in a step, the CPU would have to wait for the GPU.
     derive: dict[str, tuple[str, Callable]] = {}
-    if MAPS[cfg.dataset] == ("label",):  # with other maps, each pixel has a loss
+    if MAPS[cfg.dataset] == ("label",):  # other maps need a pass over all pixels anyway
         derive["points"] = "label", find_points
     weights = loss_weights(cfg)
     if sources := {name: source for name, source in own_losses(cfg.loss).items() if name in weights}:
@@ -99,7 +99,7 @@ def get_train_loader(cfg: Config, group: Group, files: Split) -> Loader:
             backbone = models.build(cfg.model_type, **cfg.architecture).backbone
         size = backbone.feature_size(cfg.crop_size, cfg.crop_size)
         derive["foreground"] = "pseudo", partial(find_foreground, size=size, background=cfg.background_class)
-    options: dict = {"computed_maps": computed_maps(cfg), "derived_fields": derive, **reading(cfg)}
+    options: dict = {"computed_maps": computed_maps(cfg), "derived_fields": derive, **reading_options(cfg)}
     dataset = TrainSet(files, cfg.numclasses, transform=get_transform(cfg), seed=cfg.seed, **options)
     sampler = TrainSampler(
         len(dataset),
@@ -120,12 +120,12 @@ def get_eval_loader(cfg: Config, split: str, group: Group, files: Split | None =
     another size than its image, or if a list other than the training list has a name twice.
     """
     files = files or find_masks(cfg, split)
-    dataset = EvalSet(files, cfg.numclasses, **reading(cfg))
+    dataset = EvalSet(files, cfg.numclasses, **reading_options(cfg))
     name, number = Counter(dataset.names).most_common(1)[0]
     if number > 1 and split != cfg.train_split:
         raise UserError(f"{files.list_file}: lists {name} {number} times, and each would count: keep one of them")
-    # Each rank reads a share of the sizes. None: ranks list different files. rank_checks.check_setup() refuses that,
-    # before this call in train.py, and after it in evaluate.py.
+    # Each rank reads a share of the sizes. A size is None if ranks list different files, which check_setup() refuses:
+    # in train.py before this call, in evaluate.py after it.
     sizes = [size or UNKNOWN_SIZE for size in group.share_work(dataset.checked_size, range(len(dataset)))]
     batch_size = 1 if cfg.window else cfg.val_batchsize  # the windows of one image fill a forward pass
     batches = EvalBatches(sizes, batch_size=batch_size, rank=group.rank, world_size=group.world_size)
@@ -137,7 +137,8 @@ def get_model(
 ) -> tuple[models.Segmenter, nn.Module]:
     """Return (model on this process's device, module to train: the model's DDP wrapper, or the model without a group).
 
-    start_weights: given on rank 0 only; the wrapper broadcasts them. Raises UserError if none of the weights fits.
+    Collective. start_weights: given on rank 0 only; the wrapper broadcasts them. Raises UserError if none of them fits
+    the backbone.
     """
     torch.manual_seed(cfg.seed)
     raw_model = build_model(cfg)
@@ -149,12 +150,11 @@ def get_model(
     size = cfg.batchsize, cfg.crop_size
     # Losses by region, and losses of one's own, keep about four float32 maps of all classes at full size.
     loss_bytes = 16 * cfg.numclasses * cfg.batchsize * cfg.crop_size**2 if cfg.loss != "ce" else 0
-    # Fused blocks, or separate modules? All ranks must choose alike: DDP gets the gradients of fused blocks in another
-    # order.
+    # All ranks must choose alike: DDP gets the gradients of fused blocks in another order.
     memory = min(group.gather(gpu_memory(group.device)[0]))
     choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], memory, loss_bytes)
-    if group.world_size > 1 and not cfg.freeze_bn:  # only now: choose_blocks() runs the model on the meta device
-        synchronize(raw_model, cfg.sync_bn, group.device)
+    if group.world_size > 1 and not cfg.freeze_bn:  # after choose_blocks(), whose meta device has no collectives
+        synchronize_batch_norm(raw_model, cfg.sync_bn, group.device)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
     if not raw_model.backbone.blocks():
@@ -217,13 +217,11 @@ def get_class_weights(cfg: Config, group: Group, train_set: SegmentationDataset)
     return group.broadcast(weights)  # logarithms may round differently on other machines
 
 
-def get_criterion(
-    cfg: Config, group: Group, raw_model: models.Segmenter, class_weights: list[float] | None = None
-) -> Criterion:
+def get_criterion(cfg: Config, raw_model: models.Segmenter, class_weights: list[float] | None = None) -> Criterion:
     """Return the Criterion with the run's losses.
 
-    raw_model: tells how many channels LoRM compares. Raises UserError if LoRM and the CRF are the only losses: neither
-    says which class a pixel has.
+    raw_model: tells how many channels LoRM compares. Raises UserError if a loss of the user's own cannot be made, or if
+    LoRM and the CRF are the only losses: neither says which class a pixel has.
     """
     weights = loss_weights(cfg)
     if not set(weights) - {"lorm", "crf"}:
@@ -241,7 +239,7 @@ def get_criterion(
 
 
 def get_optimizer(cfg: Config, group: Group, raw_model: models.Segmenter, lr: float) -> Optimizer:
-    """Return the optimizer of --optimizer for the trained parameters. lr: the peak learning rate."""
+    """Return the optimizer of --optimizer for the trained parameters. lr: until the schedule sets each step's."""
     groups = parameter_groups(
         raw_model, weight_decay=cfg.wdecay, decay_norm_bias=cfg.decay_norm_bias, head_lr_factor=cfg.head_lr_factor
     )
@@ -262,7 +260,8 @@ def get_state(
     """Return the TrainState of a new run, or with the content of the Checkpoint `resumed`.
 
     --reset_optimizer leaves the optimizer new, and --reset_data_offset the position in the run. Raises UserError if the
-    checkpoint does not fit the model, or if --seed, --repeat or the training list has changed in mid-epoch.
+    checkpoint does not fit the model or the optimizer, or if --seed, --repeat or the training list has changed in
+    mid-epoch.
     """
     scaler = LossScaler(group.device, enabled=cfg.amp == "fp16")
     ema = WeightAverage(raw_model, cfg.ema) if cfg.ema else None
@@ -271,7 +270,7 @@ def get_state(
     state.keeps_gradients = raw_model.captured is not None
     if resumed is None:
         return state
-    is_beyond_end = resumed.samples > len(train_set) * cfg.repeat  # if lists are equal, it is damaged
+    is_beyond_end = resumed.samples > len(train_set) * resumed.config["repeat"]  # if lists are equal, it is damaged
     changed = ["training list"] if resumed.listing != state.listing or is_beyond_end else []
     changed += [f"--{name}" for name in ("seed", "repeat") if resumed.config[name] != getattr(cfg, name)]
     if resumed.samples and changed and not cfg.reset_data_offset:

@@ -22,7 +22,7 @@ from losses.criterion import Criterion
 from losses.pixel_pass import CrossEntropy, PixelPass
 from models.layers import blocks
 from models.layers.blocks import use_our_layers
-from models.layers.norm import BatchNorm2d, synchronize
+from models.layers.norm import BatchNorm2d, synchronize_batch_norm
 from models.lorm import LoRM, find_foreground, foreground_mask
 from support.batch import Batch, Foreground
 
@@ -201,7 +201,7 @@ def _batch_norm_of_a_rank(rank: int, size: int, kind: str, store: str) -> None:
         nn.init.normal_(theirs.weight)
         ours = BatchNorm2d(8)
         ours.load_state_dict(theirs.state_dict())
-        synchronize(ours.to(device), "on", device)
+        synchronize_batch_norm(ours.to(device), "on", device)
         whole = (3 * torch.randn(2 * size, 8, 7, 5) + 1).to(dtype)
         weights = torch.rand(whole.shape)
         x = whole.double().requires_grad_()

@@ -70,7 +70,7 @@ def make_trainer(cfg: Config, group: Group) -> train.Trainer:
     if isinstance(model, DistributedDataParallel) and group.backend == "fake":
         model.register_comm_hook(None, _all_reduce)
     weights = [1.0] * cfg.numclasses if cfg.class_weights != "none" else None
-    criterion = utils.get_criterion(cfg, group, raw_model, weights)
+    criterion = utils.get_criterion(cfg, raw_model, weights)
     optimizer = utils.get_optimizer(cfg, group, raw_model, cfg.lr)
     train_set = mock.MagicMock(listing=[], __len__=lambda self: cfg.batchsize)
     state = utils.get_state(cfg, group, raw_model, model, optimizer, mock.MagicMock(origin={}), train_set)  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def loss_and_gradient(
     accum_steps: number of equal micro-batches. The gradient is None without `backward`.
     """
     model, _ = utils.get_model(cfg, GROUP)
-    criterion = utils.get_criterion(cfg, GROUP, model)
+    criterion = utils.get_criterion(cfg, model)
     size = model.backbone.feature_size(*batch["pseudo"].shape[1:])
 
     def completed(maps: dict[str, Tensor]) -> Batch:

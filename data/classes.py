@@ -10,7 +10,7 @@ from support.errors import InputError, UserError
 from support.files import read_text
 
 PRESETS = Path(__file__).parent.parent / "configs"
-FOLDERS = {"classes": "classes", "label_map": "label_maps"}  # of each flag's presets, NAME.txt, in configs/
+PRESET_FOLDERS = {"classes": "classes", "label_map": "label_maps"}  # of each flag's presets, NAME.txt, in configs/
 MAX_TEXT = 2**22  # bytes of a file; a map that lists 131072 values has fewer
 
 _LINE = re.compile(r"(.*?)(?:\s+#([0-9a-fA-F]{6}))?")  # name and colour
@@ -70,12 +70,12 @@ def read_classes(chosen: str, num_classes: int | None, text: str | None = None) 
 def read_preset(flag: str, chosen: str) -> str:
     """Return the text of a preset, the file NAME.txt in the flag's folder of configs/, or of another file.
 
-    flag: a key of FOLDERS. chosen: the value of --flag: NAME, or the path of a text file; "": no text. Raises UserError
-    if the file cannot be read.
+    flag: a key of PRESET_FOLDERS. chosen: the value of --flag: NAME, or the path of a text file; "": no text. Raises
+    UserError if the file cannot be read.
     """
     if not chosen:
         return ""
-    presets = {path.stem: path for path in sorted((PRESETS / FOLDERS[flag]).glob("*.txt"))}
+    presets = {path.stem: path for path in sorted((PRESETS / PRESET_FOLDERS[flag]).glob("*.txt"))}
     path = presets.get(chosen, Path(chosen))
     try:
         return read_text(path, MAX_TEXT)

@@ -20,7 +20,7 @@ from support.errors import DivergedError, UserError
 STEADIER = "lower --lr, warm up for longer, or use --amp bf16 or none"
 
 
-def check_flags(group: Group, flags: dict, local: Collection[str]) -> None:
+def compare_flags(group: Group, flags: dict, local: Collection[str]) -> None:
     """Raise UserError unless all ranks have the same `flags` {name: value}, apart from names in `local`. Collective."""
     flags = {f"--{name}": value for name, value in flags.items() if name not in local}
     _check_facts(group, flags, "give all ranks the same")

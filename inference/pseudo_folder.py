@@ -28,7 +28,7 @@ from support.errors import UserError
 from support.files import sha256, write_atomic
 from support.labels import IGNORE
 from support.processes import ThreadPool
-from training.data import find_files, make_loader, reading
+from training.data import find_files, make_loader, reading_options
 
 NUM_THREADS = 4  # of each rank: make and compress labels
 
@@ -44,7 +44,9 @@ def find_scribbles(cfg: Config, split: str, train_path: str) -> SegmentationData
     if layout == "Folder" and not train_path:
         problem = "--train_path is not set: --dataset Folder needs the folder of the scribbles"
         raise UserError(f"{problem}, and a data set in VOC's layout needs --dataset ScribbleOnly")
-    return SegmentationDataset(find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses, **reading(cfg))
+    return SegmentationDataset(
+        find_files(cfg, layout, split, {"label": train_path}), cfg.numclasses, **reading_options(cfg)
+    )
 
 
 def map_files(work: Callable[[Path], Any], files: list[Path], group: Group, title: str) -> list[Any]:

@@ -75,7 +75,7 @@ def run_program(reader: FlagReader, argv: list[str] | None, work: Callable[[Any,
         start_logging(flags.log_level, is_main=group.is_main)
         for note in notes:
             log.info(note)
-        rank_checks.check_flags(group, vars(flags), per_rank(flags))
+        rank_checks.compare_flags(group, vars(flags), per_rank(flags))
         try:
             return work(flags, overrides, group) or 0
         except Stopped as stop:

@@ -71,8 +71,10 @@ def main(module: str, *words: str) -> int:
     words = (*words, *(word for name in ("CONFIG", "TASK") for word in _flag_of(name, words)))
     num_gpus = os.environ.get("NUM_GPUS") or str(torch.cuda.device_count() or 2)
     signals = [] if sys.platform == "win32" else ["--signals_to_handle", SIGNALS]
-    port = ["--master_port", os.environ["MASTER_PORT"]] if os.environ.get("MASTER_PORT") else []
-    args = importlib.import_module(module).parse_args(["--nproc_per_node", num_gpus, *signals, *port, *words])
+    # 0: not set. torch 2.11 has 29500 as default, which cannot be told from a port that the user chose.
+    port = os.environ.get("MASTER_PORT") or os.environ.get("PET_MASTER_PORT") or "0"
+    words = ("--nproc_per_node", num_gpus, *signals, "--master_port", port, *words)
+    args = importlib.import_module(module).parse_args(words)
     if args.standalone and os.environ.get("NNODES", "1") != "1":
         raise UserError(f"NNODES is {os.environ['NNODES']}, but this script is for one machine: use run_ddp")
     choose_port(args)
@@ -116,7 +118,8 @@ def choose_port(args: argparse.Namespace) -> None:
     is_alone = args.nnodes in ("1", "1:1")
     if not is_alone and args.master_addr == "localhost" and not os.environ.get("MASTER_ADDR"):
         raise UserError("MASTER_ADDR: set it to the address of the machine with NODE_RANK 0")
-    args.standalone, port = is_alone and not args.master_port, args.master_port or 29500
+    args.standalone = is_alone and not args.master_port
+    port = args.master_port = args.master_port or 29500
     if args.standalone or args.node_rank:  # torch finds a free port, or node 0 listens
         return
     both = socket.has_dualstack_ipv6()

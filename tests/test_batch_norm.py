@@ -102,7 +102,7 @@ def test_a_fused_block_is_torchvisions(alone, kernels, monkeypatch, kind):
     monkeypatch.setattr(blocks, "saves_time", lambda *args: True)
     theirs = make(kind, shortcut=True, frozen=False)
     ours = ours_of(theirs)
-    batch_norm.synchronize(ours, "on", torch.device("cpu"))
+    batch_norm.synchronize_batch_norm(ours, "on", torch.device("cpu"))
     torch.testing.assert_close(trained(ours), trained(theirs), rtol=1e-9, atol=1e-9)
 
 

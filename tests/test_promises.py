@@ -110,25 +110,26 @@ def test_flags_are_checked_again_after_the_recipe(demo_root, tmp_path):
 
 
 def test_in_mid_epoch_the_list_seed_and_repeat_stay(demo_root, tmp_path, demo_run):
-    root = shutil.copytree(demo_root, tmp_path / "data")
-    folder = demo_run(dataset_path=root, name="x", save_step_frequency=3)
-    middle, resume = folder / "step_00000003.pt", functools.partial(demo_run, dataset_path=root, name="x")
-    for flag in ("seed", "repeat"):
+    """Of an epoch of 2 x 8 samples, the checkpoint of step 6 has 12: more than the epoch of --repeat 1 has."""
+    run = functools.partial(demo_run, dataset_path=shutil.copytree(demo_root, tmp_path / "data"), name="x", repeat=2)
+    folder = run(save_step_frequency=6)
+    middle = folder / "step_00000006.pt"
+    for flag, value in (("seed", 2), ("repeat", 1)):
         with refused(f"the --{flag} has changed in the middle of an epoch"):
-            resume(resume=middle, **{flag: 2})
+            run(resume=middle, **{flag: value})
     saved = checkpoint.read_run(middle)
-    saved.samples = 9  # of 8
+    saved.samples = 17  # of 16
     checkpoint.write(folder / "damaged.pt", checkpoint.to_bytes(vars(saved)))
     with refused("the training list has changed in the middle of an epoch"):
-        resume(resume=folder / "damaged.pt")
-    new = resume(resume=folder / "damaged.pt", reset_data_offset=True, name="new")  # its position does not count
-    assert read_metrics(new, "train")[-1]["step"] == 4
-    names = root / "ImageSets/SegmentationAug/train.txt"
+        run(resume=folder / "damaged.pt")
+    new = run(resume=folder / "damaged.pt", reset_data_offset=True, name="new")  # its position does not count
+    assert read_metrics(new, "train")[-1]["step"] == 8
+    names = tmp_path / "data/ImageSets/SegmentationAug/train.txt"
     names.write_text("\n".join(reversed(names.read_text().split())))
     with refused("the training list has changed in the middle of an epoch"):
-        resume(resume=middle)
-    resume(resume=folder / "last.pt", epochs=2)  # between two epochs it may
-    assert read_metrics(folder, "train")[-1]["step"] == 8
+        run(resume=middle)
+    run(resume=folder / "last.pt", epochs=2)  # between two epochs it may
+    assert read_metrics(folder, "train")[-1]["step"] == 16
 
 
 def test_a_resumed_run_takes_epochs_in_place_of_the_saved_steps(demo_run):

@@ -72,7 +72,7 @@ def test_without_augmentation_samples_are_the_middle_of_their_images(demo_root):
 def criterion_of(given: Config, class_weights: list[float] | None = None) -> Criterion:
     with torch.device("meta"):
         model = models.build(given.model_type, layers=18, num_classes=5)
-    return utils.get_criterion(given, ALONE, model, class_weights)
+    return utils.get_criterion(given, model, class_weights)
 
 
 def test_criterion_follows_its_flags(demo_root):

@@ -32,10 +32,9 @@ _COMMENT = re.compile(rb"segtrain step=(\d{12})")
 _NUMBERED = re.compile(r"(step|epoch)_\d+\.pt")
 
 # numpy._core was numpy.core before NumPy 2, and files name the one they were written with.
-_multiarray = getattr(np, "_core", None) or np.core
 NUMPY_VALUES: list = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType]
-for _function in (_multiarray.multiarray.scalar, _multiarray.multiarray._reconstruct):
-    NUMPY_VALUES += [(_function, f"numpy.{core}.multiarray.{_function.__name__}") for core in ("core", "_core")]
+for _value, _name in ((np.float64(0), "scalar"), (np.empty(0), "_reconstruct")):
+    NUMPY_VALUES += [(_value.__reduce__()[0], f"numpy.{core}.multiarray.{_name}") for core in ("core", "_core")]
 
 
 class DamagedError(UserError):

@@ -99,7 +99,7 @@ def _train_transform(cfg: Config) -> TrainTransform:
     )
 
 
-def reading(cfg: Config) -> dict[str, Any]:
+def reading_options(cfg: Config) -> dict[str, Any]:
     """Return the keyword arguments of data.dataset.SegmentationDataset that say how files are read."""
     label_map = read_label_map(cfg.label_map, cfg.numclasses, cfg.texts.get("label_map"))
     return {"label_map": label_map, "reader": ImageReader(**cfg.reading)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data.classes import FOLDERS, Classes, read_classes, read_preset
+from data.classes import PRESET_FOLDERS, Classes, read_classes, read_preset
 from data.dataset import SegmentationDataset
 from data.images.deep import any_header
 from data.images.resize import suggest_long_side
@@ -28,7 +28,7 @@ from support.log import log
 from support.user_code import load
 from training import checkpoint
 from training.checkpoint_content import Checkpoint
-from training.data import find_masks, find_training_files, prepare_demo_data, reading
+from training.data import find_masks, find_training_files, prepare_demo_data, reading_options
 from training.data_flags import choose_classes, choose_image_reading, choose_layout, warn_of_other_class_names
 from training.network_flags import fit_network, keep_network, new_part
 from training.plan import Plan
@@ -42,17 +42,17 @@ def settle(cfg: Config, group: Group) -> Plan:
     Raises UserError if ranks have different flags, if a file is missing or wrong, or if flags do not fit each other.
     """
     messages.log_launch(cfg, group)
-    # Ranks with other flags would call other collectives, and wait for each other. So compare flags first.
-    rank_checks.check_flags(group, vars(cfg), per_rank(cfg))
+    # Ranks with different flags would call different collectives, and hang. So compare flags first.
+    rank_checks.compare_flags(group, vars(cfg), per_rank(cfg))
 
     # 1. What the flags name: the checkpoint to resume or start from, the files of both splits, the classes.
     prepare_demo_data(cfg, group)
     cfg = choose_layout(cfg, group)
     run_folder, resumed = find_run(cfg, group)  # with --reset_data_offset, run_folder is None
-    # The recipe fits crop and batch to the network. The start weights are prepared for the final flags, below.
+    # The recipe fits the batch and the optimizer to the network. Start weights are prepared for the final flags, below.
     start_content, network = ({}, {}) if resumed else read_start_file(cfg, group)
     cfg = keep_network(cfg, resumed) if resumed else fit_network(cfg, network)
-    # check_flags() does this again at the end; a wrong flag is refused here before the labels are read.
+    # Check the network's flags here, so that a wrong one is refused before labels are read. check_flags() repeats it.
     check_backbone(cfg)
     check_effects(cfg, cfg.typed & {*BACKBONE_FLAGS, *HEAD_FLAGS})
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
@@ -82,7 +82,7 @@ def check_data(cfg: Config, group: Group, files: dict[str, Split]) -> None:
 
     check_sample() reads some labels now, because training finds a wrong one only when its image is drawn. Collective.
     """
-    options = reading(cfg)
+    options = reading_options(cfg)
     sets = {name: SegmentationDataset(split, cfg.numclasses, **options) for name, split in files.items()}
     train_images = {paths["image"] for paths in files["train"].files}  # names may be equal in two folders
     if shared := [paths["image"] for paths in files["val"].files if paths["image"] in train_images]:
@@ -97,8 +97,8 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
     """Return the folder and the checkpoint of the run that --resume names, on every rank; None for what is not there.
 
     The run continues in the checkpoint's folder. With --reset_data_offset a new run starts from the checkpoint, and the
-    folder is None. "auto" is the newest intact checkpoint of the newest run. Collective. Raises UserError if the
-    checkpoint is missing or unusable.
+    folder is None. "auto" is the newest intact checkpoint of the newest run; a run that was killed before its first
+    one has only a folder. Collective. Raises UserError if the checkpoint is missing or unusable.
     """
     run_folder: Path | None = None
     path: Path | None = None
@@ -135,12 +135,12 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
     """Return the flags with the texts of --classes and --label_map, and the digests of the user's own code files.
 
     Checkpoints hold them. A resumed run reads the files again, because they describe the labels and code that are there
-    now, and logs a warning if one has changed. If a text's file is gone, the run uses the checkpoint's text. If it has
-    none (earlier versions did not save --classes), classes are named by their numbers. Raises UserError if a file
-    cannot be read.
+    now, and logs a warning if one has changed. If a text's file is gone, the run uses the checkpoint's text, or names
+    classes by their numbers if an earlier version saved none. The user's code is imported here. Raises UserError if a
+    file cannot be read and nothing replaces it, or if the code cannot be imported.
     """
     texts: dict[str, str] = {}
-    for flag in FOLDERS:
+    for flag in PRESET_FOLDERS:
         chosen = getattr(cfg, flag)
         kept = resumed.texts.get(flag) if resumed and resumed.config.get(flag) == chosen else None
         try:
@@ -151,7 +151,8 @@ def read_texts(cfg: Config, resumed: Checkpoint | None) -> Config:
                 raise
             instead = "classes are named by their numbers" if kept is None else "using its text in the checkpoint"
             log.warning(f"{error}; {instead}")
-            cfg = cfg if kept is not None else dataclasses.replace(cfg, classes="")
+            if kept is None:
+                cfg = dataclasses.replace(cfg, classes="")
         text = texts.setdefault(flag, kept or "")
         if kept is not None and kept != text:
             log.warning(f"--{flag} {chosen}: has changed since the checkpoint; from here on the file is used")
@@ -179,7 +180,7 @@ def take_recipe(
     given = cfg.given
 
     def choose() -> tuple[dict[str, tuple[Any, str]], dict[str, tuple[Any, str]]]:
-        """Return {flag: (value, reason)} of the choices, and of those that it would make without a typed length."""
+        """Return {flag: (value, reason)} of the choices, and of those that only a typed length prevents."""
         if resumed:
             names = RECIPE_FLAGS - given - ({"max_steps"} if "epochs" in given else set())  # --epochs replaces it
             kept = {name: value for name, value in resumed.config.items() if name in names}

@@ -93,7 +93,7 @@ class BatchNormAct2d(BatchNorm2d):
         return self.act(self.drop(super().forward(x)))
 
 
-def synchronize(model: nn.Module, choice: str, device: torch.device) -> None:
+def synchronize_batch_norm(model: nn.Module, choice: str, device: torch.device) -> None:
     """Let the model's batch norms use the statistics of all processes in training. choice: "on", "off" or "auto"."""
     is_on = choice == "on" or (choice == "auto" and device.type == "cuda")  # gloo exchanges too slowly for a default
     for module in model.modules():
