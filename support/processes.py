@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ from support.progress import progress_bar
 from support.signals import SIGNALS
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
+# In these versions of Python, a process hangs if it is forked while another thread makes its Python state, as a thread
+# of gloo does at the end of a collective: https://github.com/python/cpython/issues/112275
+MAY_HANG_AFTER_FORK = sys.version_info < (3, 10, 15) or (3, 11) <= sys.version_info < (3, 11, 8)
+REST_SECONDS = 0.02  # gloo's threads need microseconds; one fork in 2000 hung without a rest, none of 6000 after 0.01
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -74,6 +79,8 @@ def starting() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    if MAY_HANG_AFTER_FORK:
+        time.sleep(REST_SECONDS)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         if multiprocessing.get_start_method() != "fork":

@@ -63,6 +63,12 @@ def test_norms_are_folded_only_if_a_trial_gives_the_same(monkeypatch, same):
     assert same == any(isinstance(module, fold.FoldedConv) for module in copied.modules())
 
 
+def test_norms_with_an_activation_are_folded_too():
+    """A copy that lost the activations would fail the trial, and predict as slowly as the model."""
+    copied = fold.fold_batch_norm(build("test_efficientnet")).backbone
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in copied.modules())
+
+
 @pytest.mark.parametrize("name", ["efficientvit_m0", "tiny_vit_5m_224"])
 def test_average_of_weights_forgets_what_the_network_kept(name):
     """In evaluation some networks keep tables computed from weights until train()."""

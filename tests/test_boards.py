@@ -16,6 +16,7 @@ from conftest import FAULTS, finish, flags, read_metrics, run_train, start_group
 from data.demo import CLASSES
 from flags import parse_flags
 from support.errors import UserError
+from training import checkpoint
 from training.record.boards import WandB
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
@@ -157,6 +158,9 @@ def test_damaged_files_beside_a_checkpoint_are_one_warning_each(
     for file, content in damaged.items():
         (folder / file).unlink()
         (folder / file).mkdir() if content is None else (folder / file).write_bytes(content)
+    saved = checkpoint.read_run(folder / "last.pt")
+    saved.best_score = 1.0  # so that the next validation is not the best, and must read the report
+    checkpoint.write(folder / "last.pt", checkpoint.to_bytes(vars(saved)))
     demo_run(name="x", resume="auto", epochs=2, schedule="constant")
     text = capsys.readouterr().out
     assert [len(warnings(text, file)) for file in damaged] == [1, 1]

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -87,6 +88,16 @@ def test_same_confusion_matrix_at_any_number_of_processes(run, tmp_path):
     assert found[1] == found[0]
     assert found[2] == found[0]
     assert np.sum(found[0]["confusion"]) == 3 * 120 * 160
+
+
+def test_workers_are_those_of_the_command_not_the_checkpoints(demo_root, tmp_path, monkeypatch):
+    get_loader = mock.Mock(side_effect=UserError("enough"))
+    monkeypatch.setattr(evaluate, "get_eval_loader", get_loader)
+    file = random_checkpoint(tmp_path / "a.pt", num_classes=5, dataset_path=demo_root, val_workers=2)
+    with refused("enough"):
+        score(file, tmp_path)  # with --workers 0
+    cfg = get_loader.call_args.args[0]
+    assert (cfg.workers, cfg.val_workers) == (0, -1)  # -1: as many as --workers
 
 
 def test_another_split_and_other_folders(run, demo_root, tmp_path):

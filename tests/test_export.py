@@ -285,6 +285,12 @@ def test_only_what_rounding_explains_may_differ(offset, num_ties, fault):
         compare_outputs(labels, logits, outputs)
 
 
+def test_logits_that_are_no_numbers_are_no_ties():
+    zero, one = (torch.full((1, 1, 1), value, dtype=torch.uint8) for value in (0, 1))
+    with pytest.raises(AssertionError, match="1 of 1 pixels have another class"):
+        compare_outputs(zero, torch.full((1, 2, 1, 1), float("nan")), {"labels": one})
+
+
 @pytest.mark.parametrize("name", EXTRAS)
 def test_missing_package_is_named(name, run_folder, monkeypatch):
     for other in EXTRAS:

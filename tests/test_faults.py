@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
+    ALONE,
     FAULTS,
     errors_of,
     finish,
@@ -23,6 +25,7 @@ from conftest import (
     free_port,
     is_running,
     one_line_each,
+    refused,
     start,
     start_group,
     succeed,
@@ -191,6 +194,19 @@ def test_rank_that_fails_ends_after_the_others_have_read_why(monkeypatch):
     assert not failing.is_alive()
 
 
+def test_rank_0_ends_after_the_others_have_read_which_rank_is_lost(monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(lifeline, "LEAVE_SECONDS", 60)
+    monkeypatch.setattr(lifeline, "exit_at_once", lambda status, **_: ended.set())
+    with lifeline_to_rank_0() as (rank0, line):
+        line.sendall(b"alive rank 1 (a, process 7)\n")
+        wait_until(lambda: rank0.readers, [])
+        threading.Thread(target=rank0._fail, args=("2 rank 2 is lost",)).start()
+        assert "failed 2 rank 2 is lost" in lifeline.messages_of(line)
+        assert not ended.wait(1)  # until rank 1 leaves
+    assert ended.wait(60)
+
+
 @slow
 @pytest.mark.full_size
 def test_slow_download_is_waited_for_beyond_dist_timeout(demo_flags, tmp_path):
@@ -267,3 +283,10 @@ def test_checksum_changes_with_any_bit_and_with_neighbours_that_change_places(dt
     swapped[[first, first + 1]] = swapped[[first + 1, first]]
     assert rank_checks._checksum(swapped.view(1000, 3)) != before
     assert rank_checks._checksum(torch.zeros((), dtype=dtype)) == 0
+
+
+def test_a_parameter_without_gradient_is_an_error_only_where_other_ranks_wait_for_it():
+    unused = torch.nn.Linear(2, 1)
+    rank_checks.check_gradients(ALONE, unused)
+    with refused("weight and 1 more got no gradient on rank 0"):
+        rank_checks.check_gradients(replace(ALONE, backend="gloo"), unused)

@@ -40,13 +40,13 @@ def test_command_after_ctrl_c_resumes_the_run_to_its_end(demo_root, tmp_path):
     data, folder = tmp_path / "my data", tmp_path / "my logs" / "my run"
     data.symlink_to(demo_root)
     names = {"dataset_path": data, "logdir": "my logs", "name": "my run"}
-    process = start(flags(**names, **DENSE, epochs=4, val_epoch_frequency=0), tmp_path)
+    process = start(flags(**names, **DENSE, epochs=12, val_epoch_frequency=0), tmp_path)
     wait_until(lambda: count_lines(folder / "metrics.jsonl"), [process])
     process.send_signal(signal.SIGINT)
     [(_, stdout, _)] = finish([process], status=STOPPED)
-    assert checkpoint.read_run(folder / "last.pt").step < 16
+    assert checkpoint.read_run(folder / "last.pt").step < 48
     said = paste(command_after(stdout, "to resume"), tmp_path)
-    assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 17))
+    assert [line["step"] for line in read_metrics(folder, "train")] == list(range(1, 49))
     assert [path.name for path in (tmp_path / "my logs").iterdir()] == ["my run"]
     assert not (tmp_path / "log").exists()
     assert "flags changed since the checkpoint: none" in said

@@ -238,6 +238,13 @@ def test_a_list_in_the_layout_of_voc_that_names_another_mask_is_refused(tmp_path
     assert split.files[0]["label"] == tmp_path / "SegmentationClass/a.png"
 
 
+def test_in_the_labels_folder_images_with_an_ending_of_their_own_may_have_the_labels_before_it(tmp_path):
+    put(tmp_path / "train/face_mask_sat.jpg")
+    put(tmp_path / "train/face_mask_mask.png")
+    found = find(tmp_path, image_path=".", label_path=".", image_suffix="_sat", label_suffix="_mask")
+    assert found.listing == ["image=face_mask_sat.jpg label=face_mask_mask.png"]
+
+
 @pytest.mark.parametrize(
     ("other", "ending"), [("masks_fixed/a.png", ""), ("masks/a_v2.png", ""), ("masks_fixed/a.png", "_sat")]
 )

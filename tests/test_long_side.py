@@ -158,6 +158,7 @@ def test_label_of_another_size_is_named_though_the_photo_is_decoded_small(tmp_pa
     [((3000, 4000), 465, 1400), ((3000, 4000), 769, 0), ((1024, 2048), 321, 0)],
 )
 def test_large_images_are_those_of_which_a_crop_shows_little(size, crop_size, expected):
+    assert suggest_long_side([size] * 2 + [(10, 10)] * 2, crop_size) == (0, "")  # half of the images are not most
     long_side, advice = suggest_long_side([size] * 3 + [(10, 10)], crop_size)
     assert long_side == expected
     assert (f"--long_side {expected}" in advice and f"--window {crop_size}" in advice) == bool(expected)

@@ -21,6 +21,7 @@ from models.custom import CustomNetwork, logits_in, read_arguments
 from models.fold import fold_batch_norm
 from support.errors import UserError
 from training.checkpoint import to_bytes
+from training.optimizers import parameter_groups
 
 # A U-Net whose image sides must be even; without gradient: `unused`. RAN is written by whoever imports the file.
 NETS = """
@@ -203,6 +204,12 @@ def test_what_a_network_is_found_to_be(nets):
     model = models.build(f"{nets}:UNet", num_classes=5, freeze_backbone=2)
     trained = {name.split(".")[2] for name, value in model.named_parameters() if value.requires_grad}
     assert trained == {"up", "last", "unused"}
+    # --head_lr_factor is that of all parts but the first.
+    model = models.build(f"{nets}:UNet", num_classes=5)
+    part_of = {value: name.split(".")[2] for name, value in model.named_parameters()}
+    groups = parameter_groups(model, weight_decay=0.0, head_lr_factor=10.0)
+    factors = {part_of[value]: group["lr_factor"] for group in groups for value in group["params"]}
+    assert factors == {"fine": 1.0, "coarse": 10.0, "up": 10.0, "last": 10.0, "unused": 10.0}
     model.backbone.freeze_unused(model.head)
     assert not any(value.requires_grad for value in model.backbone.net.unused.parameters())
 

@@ -49,7 +49,8 @@ def test_when_a_run_validates(demo_run):
     late = {"epochs": 3, "patience": 0, "val_start_epoch": 1, "val_step_frequency": 2, "name": "late"}
     assert steps(demo_run(**STILL | late), "val") == [6, 8, 10, 12]
     # Step 3, the epoch's end, and step 6, after which --patience 2 ends the run in mid-epoch.
-    assert steps(demo_run(**STILL | {"val_step_frequency": 3, "name": "patient"}), "val") == [3, 4, 6]
+    folder = demo_run(**STILL | {"val_step_frequency": 3, "name": "patient"})
+    assert (steps(folder, "val"), steps(folder, "train")) == ([3, 4, 6], list(range(1, 7)))
 
 
 def test_a_run_that_ends_without_a_validation_prints_commands_that_work(demo_run, capsys):

@@ -49,6 +49,9 @@ TORCHRUN = ["torch.distributed.run", "--standalone", TRAIN, "--distributed"]
 
 def test_words_that_shell_scripts_pass_on(tmp_path):
     assert run_shell("train_torchrun", WORDS, tmp_path) == [*TORCHRUN, *WORDS]
+    # The Python of an active environment comes before that of .venv, which would refuse NUM_GPUS.
+    active = {"PYTHON": "", "VIRTUAL_ENV": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}", "NUM_GPUS": "x"}
+    assert run_shell("train_torchrun", WORDS, tmp_path, **active) == [*TORCHRUN, *WORDS]
     assert run_shell("train_ddp", WORDS, tmp_path) == ["torch.distributed.launch", *TORCHRUN[1:], *WORDS]
     passed = run_shell("scripts/train_multi_gpu", ["configs/demo.yaml", "pretrain", *WORDS], tmp_path)
     assert passed == [*TORCHRUN, "--config", "configs/demo.yaml", "--stage", "pretrain", *WORDS]

@@ -17,6 +17,7 @@ import torch
 from conftest import (
     contents,
     finish,
+    flags,
     one_line_each,
     random_checkpoint,
     refused,
@@ -31,6 +32,7 @@ from test_layout import put
 
 from data.classes import read_classes
 from data.images import read_label
+from flags import parse_flags
 from inference import random_walk
 from inference.pseudo_labels import Stroked
 from tools.convert.__main__ import main as convert
@@ -106,6 +108,13 @@ def test_the_best_place_is_inside_the_part_that_is_unsure_and_away_from_strokes(
     for place in found:
         down, across = max(66 - place.row, place.row - 69, 0), max(124 - place.column, place.column - 133, 0)
         assert np.hypot(down, across) > 3  # the middle of a cell is at most a pixel away
+
+
+def test_the_places_of_a_class_are_not_all_beside_its_best_one():
+    """A window around the first place, twice as wide, covers the first part: the second place is in the other part."""
+    patches = [(slice(10, 22), slice(20, 32), [0, 0.4, 0.6]), (slice(40, 43), slice(80, 83), [0, 0.2, 0.8])]
+    found, _ = find_places(*scene(patches, []))
+    assert [place.row // 2 in range(40, 43) for place in found if place.label == 2] == [False, True]
 
 
 def place(label: int, chances: list[float], colour: float = 0.0) -> Place:
@@ -285,6 +294,20 @@ def test_a_user_error_is_one_line(words, suggested, demo_root, tmp_path):
         main([str(tmp_path / "empty"), *words[1:], "--output", str(tmp_path / "x")])
     process = start(["suggest", *words, "--budget", "0"], tmp_path, "tools/scribbles/__main__.py")
     one_line_each(finish([process], status=2), "--budget 0")
+
+
+def test_strokes_of_an_image_in_a_folder_are_taken_by_its_name_without_folder(tmp_path):
+    put(tmp_path / "JPEGImages/day one/a.jpg")
+    (tmp_path / "ImageSets/Segmentation").mkdir(parents=True)
+    (tmp_path / "ImageSets/Segmentation/train.txt").write_text("day one/a\n")
+    before, after = Pass(tmp_path, tmp_path / "pascal_2012_scribble"), Pass(tmp_path / "drawn_1")
+    drawn = np.full((40, 40), 255, np.uint8)
+    put(before.scribbles / "day one/a.png", drawn)
+    drawn[3, 4] = 1
+    put(before.converted / "pascal_2012_scribble" / f"{list_name('day one/a')}.png", drawn)
+    cfg = parse_flags(flags(dataset="ScribbleOnly", dataset_path=tmp_path))
+    assert after.take_strokes(before, {}, cfg)
+    assert np.array_equal(read_label(after.scribbles / "day one/a.png", 5), drawn)
 
 
 def test_the_pipeline_trains_on_after_each_drawing(checkpoint, demo_root, tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import torch
 from data.dataset import TrainSet
 from data.distance import pseudo_distance, scribble_distance
 from data.layout import Split, read_list
-from data.transforms import LUMA, MEAN_COLOUR, CentreCrop, ColourJitter, TrainTransform
+from data.transforms import MEAN_COLOUR, CentreCrop, ColourJitter, TrainTransform
 
 # As the release of CDSP augments, and train.py by default.
 CDSP = {"scale": (0.5, 2.0), "rotation": 10.0, "flip_horizontal": True, "blur": 0.5}
@@ -127,7 +127,7 @@ def plain_jitter(image: np.ndarray, brightness: float, contrast: float, saturati
     """One change after the other, in float64, and rounded at the end."""
     values = image * brightness
     values = np.array(MEAN_COLOUR) + contrast * (values - MEAN_COLOUR)
-    grey = (values @ LUMA)[..., None]
+    grey = (values @ [0.299, 0.587, 0.114])[..., None]  # of red, green and blue: ITU-R BT.601
     return np.rint(grey + saturation * (values - grey)).clip(0, 255)
 
 
