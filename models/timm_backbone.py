@@ -5,6 +5,7 @@ import difflib
 import functools
 import itertools
 import math
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from models.layers.blocks import use_our_layers
 from support import shell
 from support.errors import UserError
 
+OLDEST = "1.0.31"  # in earlier versions of timm, some networks lack forward_intermediates(), or have a wrong one
 FINEST = 4  # stride of the finest features that heads take
 # Options that make a network accept images of any size, the most general first.
 ANY_SIZE: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
@@ -149,4 +151,9 @@ def _features(body: Any, images: Tensor, facts: NetworkFacts) -> tuple[Tensor, .
 
 
 def _timm() -> Any:
-    return shell.import_extra("timm", "timm", "--backbone timm:NAME")  # imported here, as it takes a second
+    timm = shell.import_extra("timm", "timm", "--backbone timm:NAME")  # imported here, as it takes a second
+    installed, oldest = ([int(part) for part in re.findall(r"\d+", text)[:3]] for text in (timm.__version__, OLDEST))
+    if installed < oldest:
+        remedy = shell.install_command("timm")
+        raise UserError(f"--backbone timm:NAME needs timm {OLDEST} or newer, not {timm.__version__}: {remedy}")
+    return timm

@@ -1,22 +1,24 @@
 """Networks of timm as backbones: timm's features, every parameter trained, weights from files, runs that resume."""
 
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
-from conftest import read_metrics, score
+from conftest import REPO, read_metrics, refused, score
 from torch import nn
 
 import models
 from distributed.group import Group
 from flags import Config
-from models import fold
+from models import fold, timm_backbone
 from models.pretrained import StartWeights, load_start_weights
 from models.timm_backbone import TimmBackbone
 from models.timm_weights import read_timm_weights
 from support.errors import UserError
+from support.shell import install_command
 from training import checkpoint
 from training.average import WeightAverage
 from training.start_weights import read_start_file, read_start_weights
@@ -127,6 +129,15 @@ def test_what_a_network_cannot_do_is_one_line(name, options, message):
     with pytest.raises(UserError, match=message) as error:
         TimmBackbone(name, **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("version", ["1.0.31", "1.1.0.dev0", "1.0.9", "0.9.99"])
+def test_an_older_timm_is_refused(monkeypatch, version):
+    monkeypatch.setattr(timm, "__version__", version)
+    is_old = version in ("1.0.9", "0.9.99")
+    with refused(f"needs timm 1.0.31 or newer, not {version}: {install_command('timm')}") if is_old else nullcontext():
+        TimmBackbone("test_efficientnet")
+    assert f'"timm>={timm_backbone.OLDEST},<2"' in (REPO / "pyproject.toml").read_text()
 
 
 def test_weights_of_another_backbone_are_refused_though_the_head_fits():
