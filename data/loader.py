@@ -12,7 +12,7 @@ import cv2
 import torch
 from torch.utils.data import DataLoader
 
-from support.processes import end_with_parent, num_cores, starting
+from support.processes import end_with_parent, let_threads_rest, num_cores, starting
 from support.signals import SIGNALS
 
 
@@ -28,8 +28,12 @@ class Loader(DataLoader):
     dataset: Any
     sampler: Any
     batch_sampler: Any
+    has_workers = False  # they start once, and persist
 
     def __iter__(self):
+        if self.num_workers and not self.has_workers:
+            let_threads_rest()
+            self.has_workers = True
         with starting():  # a worker ignores signals only once _start_worker() has run
             return super().__iter__()
 

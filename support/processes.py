@@ -20,10 +20,9 @@ from support.progress import progress_bar
 from support.signals import SIGNALS
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
-# In these versions of Python, a process hangs if it is forked while another thread makes its Python state, as a thread
-# of gloo does at the end of a collective: https://github.com/python/cpython/issues/112275
+THREADS = Path("/proc/self/task")  # on Linux, the only system where loader workers may be forked
+# Versions of Python in which a forked process may hang: see let_threads_rest().
 MAY_HANG_AFTER_FORK = sys.version_info < (3, 10, 15) or (3, 11) <= sys.version_info < (3, 11, 8)
-REST_SECONDS = 0.02  # gloo's threads need microseconds; one fork in 2000 hung without a rest, none of 6000 after 0.01
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -79,8 +78,6 @@ def starting() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    if MAY_HANG_AFTER_FORK:
-        time.sleep(REST_SECONDS)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         if multiprocessing.get_start_method() != "fork":
@@ -89,6 +86,28 @@ def starting() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def let_threads_rest() -> None:
+    """Wait at most a second until no other thread of this process runs, if a process forked meanwhile might hang.
+
+    It would hang if it were forked while another thread enters Python, as gloo's threads do after each collective: in
+    these versions of Python, it gets a copy of a lock that nothing releases
+    (https://github.com/python/cpython/issues/112275).
+    """
+    for _ in range(500 if MAY_HANG_AFTER_FORK and THREADS.is_dir() else 0):
+        time.sleep(0.002)  # a thread that waits for Python's global lock gets it now
+        others = [task for task in THREADS.iterdir() if int(task.name) != threading.get_native_id()]
+        if not any(map(_is_running, others)):
+            return
+
+
+def _is_running(task: Path) -> bool:
+    """Return whether a thread in /proc/self/task runs, or waits for a core: "R" in `NUMBER (NAME) R ...`."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    except OSError:  # it has ended
+        return False
 
 
 def _start_worker() -> None:
@@ -126,6 +145,5 @@ class ThreadPool(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
-        # Linux, the only system where loader workers may be forked, lists the threads of a process here.
-        while wait and any(Path(f"/proc/self/task/{number}").exists() for number in self._native_ids):
+        while wait and any((THREADS / str(number)).exists() for number in self._native_ids):
             time.sleep(0.0005)

@@ -1,5 +1,6 @@
 """Processes and threads that work on many files end with what started them, even if that is killed."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from conftest import REPO, is_running, wait_until
 
 from data.loader import loader_options
+from support import processes
 from support.processes import ThreadPool
 
 ENV = os.environ | {"PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
@@ -131,6 +133,17 @@ def test_threads_have_ended_when_a_pool_is_left():
             ids = set(pool.map(count_pixels, range(20)))
         left += sum(Path(f"/proc/self/task/{number}").exists() for number in ids)
     assert left == 0
+
+
+@pytest.mark.skipif(not processes.THREADS.is_dir(), reason="this system does not list a process's threads")
+@pytest.mark.parametrize("may_hang", [True, False])
+def test_a_loader_waits_for_running_threads_before_it_forks(monkeypatch, may_hang):
+    monkeypatch.setattr(processes, "MAY_HANG_AFTER_FORK", may_hang)
+    thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 300_000))  # without Python's lock
+    thread.start()
+    processes.let_threads_rest()
+    assert thread.is_alive() != may_hang
+    thread.join()
 
 
 def test_the_processes_of_a_machine_share_its_cores_among_their_workers(monkeypatch):
