@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing.queues
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -14,6 +15,10 @@ from torch.utils.data import DataLoader
 
 from support.processes import end_with_parent, let_threads_rest, num_cores, starting
 from support.signals import SIGNALS
+
+# In these versions of Python, a worker hangs if it is forked while another thread enters Python, as gloo's threads do
+# after each collective: https://github.com/python/cpython/issues/112275
+MAY_HANG = sys.version_info < (3, 10, 15) or (3, 11) <= sys.version_info < (3, 11, 8)
 
 
 class Loader(DataLoader):
@@ -31,7 +36,7 @@ class Loader(DataLoader):
     has_workers = False  # they start once, and persist
 
     def __iter__(self):
-        if self.num_workers and not self.has_workers:
+        if MAY_HANG and self.num_workers and not self.has_workers:
             let_threads_rest()
             self.has_workers = True
         with starting():  # a worker ignores signals only once _start_worker() has run

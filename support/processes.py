@@ -5,7 +5,6 @@ import math
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +20,6 @@ from support.signals import SIGNALS
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
 THREADS = Path("/proc/self/task")  # on Linux, the only system where loader workers may be forked
-# Versions of Python in which a forked process may hang: see let_threads_rest().
-MAY_HANG_AFTER_FORK = sys.version_info < (3, 10, 15) or (3, 11) <= sys.version_info < (3, 11, 8)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -89,13 +86,11 @@ def starting() -> Iterator[None]:
 
 
 def let_threads_rest() -> None:
-    """Wait at most a second until no other thread of this process runs, if a process forked meanwhile might hang.
+    """Wait at most a second until no other thread of this process runs. Does nothing without Linux's list of threads.
 
-    It would hang if it were forked while another thread enters Python, as gloo's threads do after each collective: in
-    these versions of Python, it gets a copy of a lock that nothing releases
-    (https://github.com/python/cpython/issues/112275).
+    gloo's threads, for example, enter Python after a collective has ended, to drop its tensors.
     """
-    for _ in range(500 if MAY_HANG_AFTER_FORK and THREADS.is_dir() else 0):
+    for _ in range(500 if THREADS.is_dir() else 0):
         time.sleep(0.002)  # a thread that waits for Python's global lock gets it now
         others = [task for task in THREADS.iterdir() if int(task.name) != threading.get_native_id()]
         if not any(map(_is_running, others)):

@@ -16,7 +16,9 @@ import pytest
 import torch
 from conftest import REPO, is_running, wait_until
 
+from data import loader
 from data.loader import loader_options
+from distributed.process_group import process_group
 from support import processes
 from support.processes import ThreadPool
 
@@ -75,7 +77,9 @@ import multiprocessing, sys, time
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from data import loader
 from data.loader import loader_options
+from distributed.process_group import process_group
 
 class CannotBeSent:
     def __reduce__(self):
@@ -136,14 +140,28 @@ def test_threads_have_ended_when_a_pool_is_left():
 
 
 @pytest.mark.skipif(not processes.THREADS.is_dir(), reason="this system does not list a process's threads")
-@pytest.mark.parametrize("may_hang", [True, False])
-def test_a_loader_waits_for_running_threads_before_it_forks(monkeypatch, may_hang):
-    monkeypatch.setattr(processes, "MAY_HANG_AFTER_FORK", may_hang)
-    thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 300_000))  # without Python's lock
-    thread.start()
-    processes.let_threads_rest()
-    assert thread.is_alive() != may_hang
-    thread.join()
+def test_a_group_is_left_and_workers_are_forked_only_when_other_threads_rest(monkeypatch):
+    """Threads of gloo that still run would hang with the group, and in a worker (gh-112275)."""
+    alive = []
+
+    def work() -> threading.Thread:
+        thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 300_000))  # 0.1 s, without lock
+        thread.start()
+        return thread
+
+    monkeypatch.setattr(loader.DataLoader, "__iter__", lambda self: alive.append(thread.is_alive()))
+    for may_hang in (True, False):
+        monkeypatch.setattr(loader, "MAY_HANG", may_hang)
+        own, thread = loader.Loader([0], num_workers=1), work()
+        own.__iter__()
+        thread.join()
+    destroy = torch.distributed.destroy_process_group
+    monkeypatch.setattr(
+        torch.distributed, "destroy_process_group", lambda: alive.append(thread.is_alive()) or destroy()
+    )
+    with process_group(distributed=True, device="cpu"):
+        thread = work()
+    assert alive == [False, True, False]
 
 
 def test_the_processes_of_a_machine_share_its_cores_among_their_workers(monkeypatch):
