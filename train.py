@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         with Run(group) as run, program.explain_errors(str(group.device), messages.OUT_OF_MEMORY_ADVICE):
             plan = settle(cfg, group)  # chooses the final flags, lists the files, reads the checkpoint or start weights
             trainer = build(plan, group, run)
-            del plan  # frees what build() has copied: rank 0's start weights, or the checkpoint's tensors
+            del plan  # frees what fit() does not need: rank 0's start weights, or the checkpoint's tensors
             return trainer.fit()
 
 
@@ -92,9 +92,8 @@ def build(plan: Plan, group: Group, run: Run) -> "Trainer":
     class_weights = utils.get_class_weights(cfg, group, train_loader.dataset)
     criterion = utils.get_criterion(cfg, raw_model, class_weights)
     # The schedule decides the learning rate, when to validate and to save, and the end. The peak learning rate of a new
-    # run is --lr x f(number of processes), where --lr_scaling chooses f, or --lr with --total_batchsize. A resumed run
-    # takes its factor on --lr from the checkpoint, and multiplies it by f(global batch now / global batch at its
-    # start).
+    # run is --lr with --total_batchsize, else --lr x f(number of processes); --lr_scaling chooses f. A resumed run has
+    # the factor of its checkpoint, times f(global batch now / global batch at its start).
     schedule = Schedule(cfg, train_loader.sampler, plan.checkpoint)
     optimizer = utils.get_optimizer(cfg, group, raw_model, schedule.peak_lr)
     # Make the state. From a checkpoint, load the weights, the optimizer's state (not with --reset_optimizer), and the
@@ -161,7 +160,7 @@ class Trainer:
         steps = islice(batched(self.train_loader, cfg.accum_steps), num_steps)
         self.enter_train_mode()
         for micro_batches in run.metrics.watch(steps, total=num_steps, title=title):
-            # Validate here, before the next step, if the previous one makes it due. If a signal stops the validation,
+            # Validate here, before the next step, if a validation is due after the previous one. If a signal stops it,
             # the resumed run comes back to this check and repeats it. After the epoch's last step, close_epoch()
             # validates.
             if schedule.is_step_validation_due(state):
@@ -179,7 +178,7 @@ class Trainer:
         run.metrics.end_epoch()
 
     def enter_train_mode(self) -> None:
-        """Put the model into training mode. cuDNN may measure its algorithms, because all crops have one size."""
+        """Put the model into training mode. cuDNN measures its algorithms on the crops, except with --deterministic."""
         self.state.model.train()
         torch.backends.cudnn.benchmark = not self.cfg.deterministic
 
@@ -198,7 +197,7 @@ class Trainer:
         divisors = group.sum_or_stop(counts).tolist()
 
         # 2. Forward and backward. Gradients add up over micro-batches, so DDP exchanges them in the last one only.
-        # progress: the share of the run that is done, 0 to 1: the CRF loss's weight depends on it. With --epochs,
+        # progress: the share of the run that is done, 0 to 1; the CRF loss's weight depends on it. With --epochs,
         # steps_done() counts samples, because steps before a resume may have had another global batch.
         progress = self.schedule.steps_done(state) / self.schedule.total_steps
         # This rank's share of each unweighted loss in criterion.names. The shares add up over micro-batches and ranks.

@@ -153,7 +153,7 @@ def get_model(
     # All ranks must choose alike: DDP gets the gradients of fused blocks in another order.
     memory = min(group.gather(gpu_memory(group.device)[0]))
     choose_blocks(raw_model, cfg.fused_blocks, size, DTYPES[cfg.amp], memory, loss_bytes)
-    if group.world_size > 1 and not cfg.freeze_bn:  # after choose_blocks(), whose meta device has no collectives
+    if group.world_size > 1 and not cfg.freeze_bn:  # after choose_blocks(): the meta device has no collectives
         synchronize_batch_norm(raw_model, cfg.sync_bn, group.device)
     # Images arrive as (B, H, W, 3), which is channels-last order; convolutions are faster in it too.
     raw_model = raw_model.to(group.device).to(memory_format=torch.channels_last)
@@ -239,7 +239,7 @@ def get_criterion(cfg: Config, raw_model: models.Segmenter, class_weights: list[
 
 
 def get_optimizer(cfg: Config, group: Group, raw_model: models.Segmenter, lr: float) -> Optimizer:
-    """Return the optimizer of --optimizer for the trained parameters. lr: until the schedule sets each step's."""
+    """Return the optimizer of --optimizer for the trained parameters. lr: at first; the schedule sets each step's."""
     groups = parameter_groups(
         raw_model, weight_decay=cfg.wdecay, decay_norm_bias=cfg.decay_norm_bias, head_lr_factor=cfg.head_lr_factor
     )
@@ -270,7 +270,8 @@ def get_state(
     state.keeps_gradients = raw_model.captured is not None
     if resumed is None:
         return state
-    is_beyond_end = resumed.samples > len(train_set) * resumed.config["repeat"]  # if lists are equal, it is damaged
+    # If lists are equal, a position beyond the end means a damaged checkpoint.
+    is_beyond_end = resumed.samples > len(train_set) * resumed.config["repeat"]
     changed = ["training list"] if resumed.listing != state.listing or is_beyond_end else []
     changed += [f"--{name}" for name in ("seed", "repeat") if resumed.config[name] != getattr(cfg, name)]
     if resumed.samples and changed and not cfg.reset_data_offset:

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from support.processes import end_with_parent, let_threads_rest, num_cores, starting
 from support.signals import SIGNALS
 
-# In these versions of Python, a worker hangs if it is forked while another thread enters Python, as gloo's threads do
-# after each collective: https://github.com/python/cpython/issues/112275
+# In these versions of Python, a worker may hang if it is forked while another thread enters Python, as gloo's threads
+# do after each collective: https://github.com/python/cpython/issues/112275
 MAY_HANG = sys.version_info < (3, 10, 15) or (3, 11) <= sys.version_info < (3, 11, 8)
 
 
@@ -33,7 +33,7 @@ class Loader(DataLoader):
     dataset: Any
     sampler: Any
     batch_sampler: Any
-    has_workers = False  # they start once, and persist
+    has_workers = False  # workers start once, and persist
 
     def __iter__(self):
         if MAY_HANG and self.num_workers and not self.has_workers:

@@ -40,7 +40,7 @@ class Group:
     Without a group, `backend` is None and the collectives act on this process alone. `stop` holds the reason to stop
     once a signal to any rank asks for it. Ranks see a signal at different times, so synchronize before acting on it.
     `local_world_size` counts the processes on this machine. `launcher` gave this process its rank. note("step 7")
-    records where this rank is; its error says so if another rank's process stands still. advise(text) records what the
+    records where this rank is; this rank's error says so if another process stands still. advise(text) records what the
     ranks print if another rank is lost: rank 0's text, or their own if rank 0 is lost.
     """
 

@@ -85,8 +85,8 @@ def process_group(
         finally:
             lifeline.close()
             if dist.is_initialized():
-                # DDP may own the last reference to the group. It then waits for gloo's threads, and keeps Python's
-                # global lock, which they need if they still have tensors of a collective to drop.
+                # DDP may hold the last reference. Destroying it waits for gloo's threads while it keeps Python's
+                # global lock, and these threads need the lock if they still have tensors of a collective to drop.
                 let_threads_rest()
                 dist.destroy_process_group()
 

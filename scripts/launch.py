@@ -33,7 +33,8 @@ from support.errors import STOPPED, UserError, in_one_line
 from support.terminal import warn
 
 COUNT = r"[1-9]\d*"
-VARIABLES = {"NUM_GPUS": f"{COUNT}|auto|gpu|cpu|xpu", "NNODES": COUNT, "NODE_RANK": r"\d+", "MASTER_PORT": COUNT}
+VARIABLES = {"NUM_GPUS": f"{COUNT}|auto|gpu|cpu|xpu", "NNODES": COUNT, "NODE_RANK": r"\d+"}
+VARIABLES |= {"MASTER_PORT": COUNT, "PET_MASTER_PORT": COUNT}
 # SIGUSR1 reaches the processes too, which then save and stop. torchrun's default has the others.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
@@ -71,11 +72,11 @@ def main(module: str, *words: str) -> int:
     words = (*words, *(word for name in ("CONFIG", "TASK") for word in _flag_of(name, words)))
     num_gpus = os.environ.get("NUM_GPUS") or str(torch.cuda.device_count() or 2)
     signals = [] if sys.platform == "win32" else ["--signals_to_handle", SIGNALS]
-    # 0: not set. torch 2.11 has 29500 as default, which cannot be told from a port that the user chose.
+    # 0: not set. The default of torch 2.11, 29500, looks like a port that the user chose.
     port = os.environ.get("MASTER_PORT") or os.environ.get("PET_MASTER_PORT") or "0"
     words = ("--nproc_per_node", num_gpus, *signals, "--master_port", port, *words)
     args = importlib.import_module(module).parse_args(words)
-    if args.standalone and os.environ.get("NNODES", "1") != "1":
+    if args.standalone and (os.environ.get("NNODES") or "1") != "1":
         raise UserError(f"NNODES is {os.environ['NNODES']}, but this script is for one machine: use run_ddp")
     choose_port(args)
     subprocess_handler.Popen = Process  # type: ignore[misc]
@@ -92,7 +93,8 @@ def main(module: str, *words: str) -> int:
         codes = {process.wait() for process in Process.started} or {STOPPED}
         return _status(max(codes - {0, STOPPED}, default=max(codes)))
     except dist.DistError as error:  # the port was taken after choose_port(), or a machine is missing
-        where = f"no group at {args.master_addr}:{args.master_port} ({in_one_line(error)})"
+        address = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
+        where = f"no group at {address} ({in_one_line(error)})"
         raise UserError(f"{where}: check MASTER_ADDR, MASTER_PORT and that all machines have started") from None
     return 0
 

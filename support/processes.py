@@ -19,7 +19,7 @@ from support.progress import progress_bar
 from support.signals import SIGNALS
 
 CHUNK = 8  # items that a process takes at once; fewer if there are few
-THREADS = Path("/proc/self/task")  # on Linux, the only system where loader workers may be forked
+THREADS = Path("/proc/self/task")  # of this process; only on Linux, where loader workers may be forked
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -86,21 +86,21 @@ def starting() -> Iterator[None]:
 
 
 def let_threads_rest() -> None:
-    """Wait at most a second until no other thread of this process runs. Does nothing without Linux's list of threads.
+    """Wait at most a second until no other thread of this process is active. Does nothing where THREADS is missing.
 
     gloo's threads, for example, enter Python after a collective has ended, to drop its tensors.
     """
     for _ in range(500 if THREADS.is_dir() else 0):
         time.sleep(0.002)  # a thread that waits for Python's global lock gets it now
         others = [task for task in THREADS.iterdir() if int(task.name) != threading.get_native_id()]
-        if not any(map(_is_running, others)):
+        if not any(map(_is_active, others)):
             return
 
 
-def _is_running(task: Path) -> bool:
-    """Return whether a thread in /proc/self/task runs, or waits for a core: "R" in `NUMBER (NAME) R ...`."""
+def _is_active(task: Path) -> bool:
+    """Return whether a thread in THREADS runs or could run (R), or waits for memory or a disk (D)."""
     try:
-        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] in "RD"  # NUMBER (NAME) STATE ...
     except OSError:  # it has ended
         return False
 

@@ -168,7 +168,7 @@ MODES_OF = {  # that PIL writes
 def test_the_header_has_the_bands_that_are_read(tmp_path, kind, mode):
     """CMYK has four channels and is read as RGB, and so is an image of 1 bit."""
     image = Image.new(mode, (5, 4))
-    if mode == "P":  # Pillow 12 writes a BMP file without colours that it cannot read
+    if mode == "P":  # without colours, Pillow 12 writes a BMP file that it cannot read
         image.putpalette([0, 0, 0, 255, 0, 0])
     image.save(tmp_path / "a.png", kind, exif=exif(6))
     (values, _), header = read_values(tmp_path / "a.png"), deep_header(tmp_path / "a.png")
@@ -410,7 +410,7 @@ def test_a_run_is_equal_to_one_on_images_converted_by_hand(data, tmp_path, caplo
         predict.main(own)
     assert predict.main([*own, "--value_range", "0", "9000", "--probs"]) == 0
     probs = model.predict(path, probs=True).probs
-    assert not np.allclose(np.load(tmp_path / "other/probs/e.npy"), probs, atol=1e-3)  # of float16
+    assert not np.allclose(np.load(tmp_path / "other/probs/e.npy"), probs, atol=1e-3)  # the file has float16
 
 
 def pairs(low_high: tuple[float, ...]) -> list[tuple[float, ...]]:

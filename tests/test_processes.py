@@ -1,6 +1,5 @@
 """Processes and threads that work on many files end with what started them, even if that is killed."""
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from conftest import REPO, is_running, wait_until
 
 from data import loader
 from data.loader import loader_options
-from distributed.process_group import process_group
+from distributed import process_group
 from support import processes
 from support.processes import ThreadPool
 
@@ -77,9 +76,7 @@ import multiprocessing, sys, time
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from data import loader
 from data.loader import loader_options
-from distributed.process_group import process_group
 
 class CannotBeSent:
     def __reduce__(self):
@@ -139,29 +136,44 @@ def test_threads_have_ended_when_a_pool_is_left():
     assert left == 0
 
 
-@pytest.mark.skipif(not processes.THREADS.is_dir(), reason="this system does not list a process's threads")
-def test_a_group_is_left_and_workers_are_forked_only_when_other_threads_rest(monkeypatch):
-    """Threads of gloo that still run would hang with the group, and in a worker (gh-112275)."""
-    alive = []
+def test_threads_rest_once_none_runs_or_waits_for_a_page(tmp_path, monkeypatch):
+    """A name may have any characters. The thread that asks does not count."""
+    monkeypatch.setattr(processes, "THREADS", tmp_path)
+    states = {"1": "RSDS", str(threading.get_native_id()): "RRRR"}
+    for number in states:
+        (tmp_path / number).mkdir()
+    sleeps = []
 
-    def work() -> threading.Thread:
-        thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 300_000))  # 0.1 s, without lock
-        thread.start()
-        return thread
+    def sleep(seconds: float) -> None:
+        for number, letters in states.items():
+            (tmp_path / number / "stat").write_text(f"{number} (a) S b) {letters[len(sleeps)]} 0 0")
+        sleeps.append(seconds)
 
-    monkeypatch.setattr(loader.DataLoader, "__iter__", lambda self: alive.append(thread.is_alive()))
-    for may_hang in (True, False):
+    monkeypatch.setattr(processes.time, "sleep", sleep)
+    processes.let_threads_rest()
+    assert len(sleeps) == 2
+    processes.let_threads_rest()
+    assert len(sleeps) == 4
+    (tmp_path / "1/stat").unlink()  # it ends while it is looked at
+    assert not processes._is_active(tmp_path / "1")
+
+
+def test_threads_rest_before_workers_are_forked_and_before_a_group_is_left(monkeypatch):
+    calls = []
+    for module in (loader, process_group):
+        monkeypatch.setattr(module, "let_threads_rest", lambda: calls.append("rest"))
+    monkeypatch.setattr(loader.DataLoader, "__iter__", lambda self: calls.append("fork"))
+    for may_hang, num_workers in ((True, 1), (True, 0), (False, 1)):
         monkeypatch.setattr(loader, "MAY_HANG", may_hang)
-        own, thread = loader.Loader([0], num_workers=1), work()
+        own = loader.Loader([0], num_workers=num_workers)
         own.__iter__()
-        thread.join()
+        own.__iter__()  # the workers persist
+    assert calls == ["rest", "fork", "fork", *["fork"] * 4]
     destroy = torch.distributed.destroy_process_group
-    monkeypatch.setattr(
-        torch.distributed, "destroy_process_group", lambda: alive.append(thread.is_alive()) or destroy()
-    )
-    with process_group(distributed=True, device="cpu"):
-        thread = work()
-    assert alive == [False, True, False]
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("leave") or destroy())
+    with process_group.process_group(distributed=True, device="cpu"):
+        pass
+    assert calls[-2:] == ["rest", "leave"]
 
 
 def test_the_processes_of_a_machine_share_its_cores_among_their_workers(monkeypatch):

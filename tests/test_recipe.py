@@ -109,7 +109,7 @@ def test_little_memory_accumulates_the_same_batch():
     for memory, batch in ((8.0, 8), (4.0, 4), (2.0, 1), (80.0, 16)):
         chosen = recipe(PHOTOS | {"memory": memory})
         assert (chosen["batchsize"], chosen.get("accum_steps", 1), chosen["max_steps"]) == (batch, 16 // batch, 4000)
-    # 930x930 takes four times as much, 1.76 GiB an image: 8 GiB hold 3, so 2.
+    # 930x930 takes four times as much, 1.76 GiB an image: 8 GiB hold 3, and a batch is 8, 4, 2 or 1.
     assert recipe(PHOTOS | {"memory": 8.0}, crop_size=930)["batchsize"] == 2
 
 

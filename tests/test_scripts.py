@@ -1,5 +1,6 @@
 """Scripts that start train.py: strict, short, the same on Windows, and what clusters need; .vscode/launch.json."""
 
+import argparse
 import json
 import os
 import re
@@ -89,13 +90,22 @@ def test_launcher_starts_a_process_for_each_gpu(monkeypatch, platform, variables
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.distributed, "TCPStore", torch.distributed.TCPStore)  # put back at the end
     monkeypatch.setattr(sys, "platform", platform)
-    for name in ("NUM_GPUS", "OMP_NUM_THREADS", "USE_LIBUV", "MASTER_PORT", "CONFIG", "TASK"):
+    get_parser = torch.distributed.run.get_args_parser
+
+    def parser_of_torch_2_11() -> argparse.ArgumentParser:
+        parser = get_parser()
+        parser.set_defaults(master_port=29500)
+        return parser
+
+    monkeypatch.setattr(torch.distributed.run, "get_args_parser", parser_of_torch_2_11)
+    for name in ("NUM_GPUS", "OMP_NUM_THREADS", "USE_LIBUV", "MASTER_PORT", "PET_MASTER_PORT", "CONFIG", "TASK"):
         monkeypatch.setenv(name, "")  # put back at the end
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launch.main("torch.distributed.run", "--standalone", "train.py") == 0
-    monkeypatch.setenv("MASTER_PORT", str(port := free_port()))
+    monkeypatch.setenv("NNODES", "")  # an empty variable is not set
+    monkeypatch.setenv("PET_MASTER_PORT" if gpus else "MASTER_PORT", str(port := free_port()))
     assert launch.main("torch.distributed.launch", "--standalone", "train.py", "--lr", "1") == 0
     monkeypatch.setenv("CONFIG", "a.yaml")
     monkeypatch.setenv("TASK", "test")
@@ -120,6 +130,7 @@ def test_launcher_starts_a_process_for_each_gpu(monkeypatch, platform, variables
         ("MASTER_PORT=TAKEN", "--nnodes 2 --node_rank 0 --master_addr node0", "in use: set MASTER_PORT to another"),
         ("MASTER_PORT=70000", "--standalone", "port 70000: "),
         ("MASTER_PORT=http", "--standalone", "variable MASTER_PORT is 'http': set it to a number"),
+        ("PET_MASTER_PORT=-1", "--standalone", "variable PET_MASTER_PORT is '-1': set it to a number"),
         ("NUM_GPUS=all", "--standalone", "variable NUM_GPUS is 'all'"),
         ("NNODES=2", "--standalone", "NNODES is 2, but this script is for one machine: use run_ddp"),
         ("NNODES=2", "--nnodes 2 --master_addr localhost", "MASTER_ADDR: set it to the address of the machine"),

@@ -111,7 +111,7 @@ def test_the_best_place_is_inside_the_part_that_is_unsure_and_away_from_strokes(
 
 
 def test_the_places_of_a_class_are_not_all_beside_its_best_one():
-    """A window around the first place, twice as wide, covers the first part: the second place is in the other part."""
+    """The window around the first place, which is left out, covers its part: the second place is in the other part."""
     patches = [(slice(10, 22), slice(20, 32), [0, 0.4, 0.6]), (slice(40, 43), slice(80, 83), [0, 0.2, 0.8])]
     found, _ = find_places(*scene(patches, []))
     assert [place.row // 2 in range(40, 43) for place in found if place.label == 2] == [False, True]

@@ -31,7 +31,7 @@ COMMENT = "segtrain step={step:012d}"
 _COMMENT = re.compile(rb"segtrain step=(\d{12})")
 _NUMBERED = re.compile(r"(step|epoch)_\d+\.pt")
 
-# numpy._core was numpy.core before NumPy 2, and files name the one they were written with.
+# What pickles of NumPy call. NumPy 2 renamed numpy.core to numpy._core; a file has the name of its time.
 NUMPY_VALUES: list = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType]
 for _value, _name in ((np.float64(0), "scalar"), (np.empty(0), "_reconstruct")):
     NUMPY_VALUES += [(_value.__reduce__()[0], f"numpy.{core}.multiarray.{_name}") for core in ("core", "_core")]

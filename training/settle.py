@@ -52,7 +52,7 @@ def settle(cfg: Config, group: Group) -> Plan:
     # The recipe fits the batch and the optimizer to the network. Start weights are prepared for the final flags, below.
     start_content, network = ({}, {}) if resumed else read_start_file(cfg, group)
     cfg = keep_network(cfg, resumed) if resumed else fit_network(cfg, network)
-    # Check the network's flags here, so that a wrong one is refused before labels are read. check_flags() repeats it.
+    # Check the network's flags before labels are read, which takes time. check_flags() below checks all flags.
     check_backbone(cfg)
     check_effects(cfg, cfg.typed & {*BACKBONE_FLAGS, *HEAD_FLAGS})
     files = {"train": find_training_files(cfg), "val": find_masks(cfg, cfg.val_split)}
@@ -98,7 +98,7 @@ def find_run(cfg: Config, group: Group) -> tuple[Path | None, Checkpoint | None]
 
     The run continues in the checkpoint's folder. With --reset_data_offset a new run starts from the checkpoint, and the
     folder is None. "auto" is the newest intact checkpoint of the newest run; a run that was killed before its first
-    one has only a folder. Collective. Raises UserError if the checkpoint is missing or unusable.
+    checkpoint has only a folder. Collective. Raises UserError if the checkpoint is missing or unusable.
     """
     run_folder: Path | None = None
     path: Path | None = None

@@ -90,7 +90,7 @@ def _tiff(path: Path) -> Iterator[tuple[list[Any], dict[int, Any]]]:
             yield parts, {tag.code: tag.value for tag in parts[0].keyframe.tags}
     except UserError:
         raise
-    except (*files.DAMAGED, tifffile.TiffFileError) as error:  # a ValueError only in newer versions
+    except (*files.DAMAGED, tifffile.TiffFileError) as error:  # a TiffFileError is a ValueError only in newer versions
         if "imagecodecs" in str(error):
             import_extra("imagecodecs")
         problem = f"not a whole, readable image ({' '.join(str(error).split())})"
