@@ -90,10 +90,10 @@ def test_run_is_a_plain_loop_with_torchs_adamw_on_any_processes(demo_flags, floa
     whole = torch.load(tmp_path / "one" / "last.pt", weights_only=True)
     for name in ("one", "two", "accumulated"):
         lines = read_metrics(tmp_path / name, "train")
-        assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-9)
-        assert [line["grad_norm"] for line in lines] == pytest.approx(norms, rel=1e-9)
-        content = torch.load(tmp_path / name / "last.pt", weights_only=True)
         # Adam divides by the root of a mean square: where that is tiny, rounding weighs more.
+        assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-8)
+        assert [line["grad_norm"] for line in lines] == pytest.approx(norms, rel=1e-8)
+        content = torch.load(tmp_path / name / "last.pt", weights_only=True)
         torch.testing.assert_close(content["model"], dict(model.state_dict()), rtol=1e-7, atol=1e-7)
         assert len(content["optimizer"]["state"]) == len(list(model.parameters()))
         for number, state in content["optimizer"]["state"].items():
