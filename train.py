@@ -73,7 +73,11 @@ def main(argv: list[str] | None = None) -> int:
             plan = settle(cfg, group)  # chooses the final flags, lists the files, reads the checkpoint or start weights
             trainer = build(plan, group, run)
             del plan  # frees what fit() does not need: rank 0's start weights, or the checkpoint's tensors
-            return trainer.fit()
+            status = trainer.fit()
+            # Free DDP before the group is left. As the last owner of the process group, it would wait for gloo's
+            # threads while it holds Python's global lock, which they may need.
+            del trainer
+            return status
 
 
 def build(plan: Plan, group: Group, run: Run) -> "Trainer":

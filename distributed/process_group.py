@@ -19,7 +19,6 @@ from distributed.lifeline import WRITE_SECONDS, Lifeline
 from distributed.rank_checks import check_gpus
 from support import launched_by, signals
 from support.errors import UserError, in_one_line, reason, report
-from support.processes import let_threads_rest
 from support.signals import StopRequest, exit_at_once, stop_request
 from support.terminal import warn
 
@@ -85,9 +84,6 @@ def process_group(
         finally:
             lifeline.close()
             if dist.is_initialized():
-                # DDP may hold the last reference. Destroying it waits for gloo's threads while it keeps Python's
-                # global lock, and these threads need the lock if they still have tensors of a collective to drop.
-                let_threads_rest()
                 dist.destroy_process_group()
 
 

@@ -17,7 +17,6 @@ from conftest import REPO, is_running, wait_until
 
 from data import loader
 from data.loader import loader_options
-from distributed import process_group
 from support import processes
 from support.processes import ThreadPool
 
@@ -158,10 +157,9 @@ def test_threads_rest_once_none_runs_or_waits_for_a_page(tmp_path, monkeypatch):
     assert not processes._is_active(tmp_path / "1")
 
 
-def test_threads_rest_before_workers_are_forked_and_before_a_group_is_left(monkeypatch):
+def test_threads_rest_before_workers_are_forked(monkeypatch):
     calls = []
-    for module in (loader, process_group):
-        monkeypatch.setattr(module, "let_threads_rest", lambda: calls.append("rest"))
+    monkeypatch.setattr(loader, "let_threads_rest", lambda: calls.append("rest"))
     monkeypatch.setattr(loader.DataLoader, "__iter__", lambda self: calls.append("fork"))
     for may_hang, num_workers in ((True, 1), (True, 0), (False, 1)):
         monkeypatch.setattr(loader, "MAY_HANG", may_hang)
@@ -169,11 +167,6 @@ def test_threads_rest_before_workers_are_forked_and_before_a_group_is_left(monke
         own.__iter__()
         own.__iter__()  # the workers persist
     assert calls == ["rest", "fork", "fork", *["fork"] * 4]
-    destroy = torch.distributed.destroy_process_group
-    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("leave") or destroy())
-    with process_group.process_group(distributed=True, device="cpu"):
-        pass
-    assert calls[-2:] == ["rest", "leave"]
 
 
 def test_the_processes_of_a_machine_share_its_cores_among_their_workers(monkeypatch):

@@ -1,5 +1,6 @@
 """Whole runs in one process: what they write, their length, and what they do not depend on."""
 
+import gc
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 from chaos import unequal
 from conftest import DENSE, FAULTS, assert_same_run, finish, read_metrics, run_train, start, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import flags.loss_weights
@@ -136,9 +138,18 @@ def test_every_kind_of_labels_trains(demo_run, dataset):
         assert line["loss"] == pytest.approx(sum(line["losses"].values()) + l_crf * crf, rel=1e-6)
 
 
-def test_lorm_weight_of_0_leaves_lorm_out(demo_run):
+def test_a_run_in_a_group_with_lorm_weight_0(demo_run, monkeypatch):
+    """It leaves LoRM out, and frees DDP before the group, or else the end of the run may hang."""
+    alive: list[bool] = []
+
+    def destroy(destroy=torch.distributed.destroy_process_group) -> None:
+        alive.append(any(isinstance(value, DistributedDataParallel) for value in gc.get_objects()))
+        destroy()
+
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy)
     folder = demo_run(l_lorm=0, distributed=True)
     assert "lorm" not in read_metrics(folder, "train")[0]["losses"]
+    assert alive == [False]
 
 
 def test_start_weights_from_our_own_file(demo_run, run_of_two_epochs, capsys):
