@@ -33,8 +33,13 @@ from support.errors import STOPPED, UserError, in_one_line
 from support.terminal import warn
 
 COUNT = r"[1-9]\d*"
-VARIABLES = {"NUM_GPUS": f"{COUNT}|auto|gpu|cpu|xpu", "NNODES": COUNT, "NODE_RANK": r"\d+"}
-VARIABLES |= {"MASTER_PORT": COUNT, "PET_MASTER_PORT": COUNT}
+VARIABLES = {
+    "NUM_GPUS": f"{COUNT}|auto|gpu|cpu|xpu",
+    "NNODES": COUNT,
+    "NODE_RANK": r"\d+",
+    "MASTER_PORT": COUNT,
+    "PET_MASTER_PORT": COUNT,
+}
 # SIGUSR1 reaches the processes too, which then save and stop. torchrun's default has the others.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
